@@ -53,6 +53,9 @@ LOG_RATIO_EDGES: tuple[float, ...] = (-1.0, -0.5, -0.2, -0.1, -0.01, 0.01, 0.1, 
 and the last bin are open.
 """
 
+DELTA_EDGES: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0, 8.0)
+"""Bin edges of `reward_model/heldout_delta_hist`, in |delta|. The last bin is open."""
+
 
 class Message(TypedDict):
     """One chat message, in the form that every chat template reads."""

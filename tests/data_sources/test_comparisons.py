@@ -49,12 +49,14 @@ def load(
     *rows: dict[str, Any],
     chat: bool = True,
     preference: dict[str, Any] | None = None,
+    margins: bool = False,
     **data: Any,
 ) -> TaskSet:
     file = path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = DataConfig(**{"source": str(file), "heldout": 0} | data)
-    return load_comparisons(settings, ComparisonsConfig(**preference or {}), seed=0, chat=chat)
+    config = ComparisonsConfig(**preference or {})
+    return load_comparisons(settings, config, seed=0, chat=chat, margins=margins)
 
 
 def only(found: TaskSet) -> Comparison:
@@ -319,6 +321,74 @@ def test_margins(tmp_path: Path) -> None:
     assert only(named).grades == (0.5, 0.0)
 
 
+def test_a_margin_that_is_asked_for_is_in_every_row(tmp_path: Path) -> None:
+    """A row without one had the margin 1, whatever those of the others are."""
+    row = {"prompt": ASK, "chosen": "a", "rejected": "b"}
+    rows = (row | {"margin": 0.5}, row | {"margin": None}, row)
+    with pytest.raises(UserError, match=r"rows\.jsonl:2: 'margin' says .* 'drop'"):
+        load(tmp_path, *rows, margins=True)
+    found = load(tmp_path, *rows, margins=True, unanswered="drop")
+    assert only(found).grades == (0.5, 0.0) and "2 rows are left out" in found.notes[0]
+    ranked = {"prompt": ASK, "completions": [*"ab"], "ranks": [1, 3]}
+    assert only(load(tmp_path, ranked, margins=True)).grades == (-1.0, -3.0)
+    for other in (
+        {"prompt": ASK, "completion_A": "a", "completion_B": "b", "label": "A"},
+        {"prompt": ASK, "completions": [*"ab"], "num_correct": 1},
+    ):
+        with pytest.raises(UserError, match="do not say by how much"):
+            load(tmp_path, other, margins=True)
+
+
+def test_a_column_that_is_null_gives_way_to_one_with_a_value(tmp_path: Path) -> None:
+    """Tables of several forms have every column in every row."""
+    asked = {"question": None, "prompt": ASK, "chosen": "a", "rejected": "b"}
+    assert only(load(tmp_path, asked)).prompt == ASK
+    whole = {side: [user(ASK), reply(text)] for side, text in (("chosen", "a"), ("rejected", "b"))}
+    assert only(load(tmp_path, whole | {"prompt": None})).prompt == (user(ASK),)
+    liked = {"prompt": ASK, "chosen": None, "rejected": None, "completion": "a", "label": True}
+    assert only(load(tmp_path, liked)).grades == (1.0,)
+    with pytest.raises(UserError, match=r"the prompt 'prompt' is empty.*'drop'"):
+        load(tmp_path, {"prompt": None, "chosen": "a", "rejected": "b"})
+
+
+def test_an_empty_system_message_is_one(tmp_path: Path) -> None:
+    """Some chat templates write a system message of their own only where there is none."""
+    asked = [{"role": "system", "content": ""}, user(ASK)]
+    row = {side: [*asked, reply(text)] for side, text in (("chosen", "a"), ("rejected", "b"))}
+    assert only(load(tmp_path, row)).prompt == tuple(asked)
+
+
+def test_windows_line_ends_separate_turns_too(tmp_path: Path) -> None:
+    text = "\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant: "
+    row = {"chosen": f"{text}d", "rejected": f"{text}e"}
+    windows = {name: value.replace("\n", "\r\n") for name, value in row.items()}
+    assert only(load(tmp_path, windows)) == only(load(tmp_path, row))
+    assert only(load(tmp_path, {"prompt": windows["chosen"][:-1], **PAIR})).prompt
+
+
+@pytest.mark.parametrize(
+    ("rows", "noted"),
+    [
+        (
+            [{"prompt": ASK, "completion": text, "label": False} for text in "ab"],
+            "all 2 completions have the label false",
+        ),
+        (
+            [
+                {
+                    "prompt": "x",
+                    "chosen": [user(ASK), reply("a")],
+                    "rejected": [user(ASK), reply("b")],
+                }
+            ],
+            "1 of 1 rows have whole conversations, and beside them a prompt that is not in them",
+        ),
+    ],
+)
+def test_what_is_not_read_is_noted(tmp_path: Path, rows: list[dict[str, Any]], noted: str) -> None:
+    assert any(noted in note for note in load(tmp_path, *rows).notes)
+
+
 def test_the_prompt_of_several_turns_is_all_but_the_last_reply(tmp_path: Path) -> None:
     before = [user("a"), reply("b"), user("c")]
     text = "\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant: "
@@ -413,11 +483,13 @@ def test_rows_that_are_no_pair_are_counted_by_kind(tmp_path: Path) -> None:
         {"prompt": ASK, "chosen": [user("a"), reply("b")], "rejected": [user("c"), reply("d")]},
         {"prompt": ASK, "chosen": "2", "rejected": "3", "margin": 0},
         {"prompt": ASK, "chosen": ["2", "4", "2 "], "rejected": ["3", "3"]},
+        {"prompt": [user("")], "chosen": "2", "rejected": "3"},
+        {"prompt": ASK, "chosen": [reply("2"), user("why?")], "rejected": "3"},
     ]
     found = load(tmp_path, *rows, unanswered="drop")
     assert [task.id for task in found.train] == ["train-0", "train-6"]
     noted = Counter(note.split(": ")[1].split(" are")[0] for note in found.notes)
-    assert noted == {"2 rows": 1, "1 rows": 1, "1 comparisons": 2, "2 completions": 1}
+    assert noted == {"3 rows": 1, "2 rows": 1, "1 comparisons": 2, "2 completions": 1}
     assert all(note.rstrip(".").count(". ") == 1 for note in found.notes[:4]), "a remedy each"
 
 
@@ -475,7 +547,7 @@ BAD_ROWS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "an empty reply": (
         PAIR | {"rejected": [user("a"), reply("")]},
         {},
-        "'rejected' has an empty reply.*'drop'",
+        "'rejected' has an empty turn.*'drop'",
     ),
     "an empty reply of a dialogue": (
         {"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "\n\nHuman: a\n\nAssistant: "},

@@ -22,6 +22,9 @@ HEALTHY = {
     "judge/length_corr": 0.1,
     "judge/refused_frac": 0.0,
     "judge/unreadable_frac": 0.0,
+    "preference/displacement": 0.0,
+    "preference/heldout_displacement": 0.0,
+    "preference/length_corr": 0.1,
 }
 
 
@@ -49,6 +52,9 @@ def after_baseline() -> Alarms:
         ({"judge/length_corr": 0.5}, "pairwise.length_control"),
         ({"judge/refused_frac": 0.4}, "read the samples"),
         ({"judge/unreadable_frac": 0.4}, "environment.judge.max_tokens"),
+        ({"preference/displacement": 3.0}, "per token on the reference"),
+        ({"preference/heldout_displacement": 3.0}, "held-out better completions have lost 3.00"),
+        ({"preference/length_corr": -0.9}, "the margin goes with the length"),
     ],
 )
 def test_alarm_is_raised_once_and_again_after_recovery(fault: dict[str, float], said: str) -> None:

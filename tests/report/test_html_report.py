@@ -20,8 +20,11 @@ from sixfold.errors import UserError
 from sixfold.files.folder import RunFolder
 from sixfold.recipe.dump import dump_recipe
 from sixfold.recipe.toml import load_recipe
+from sixfold.report.charts import reward_model_figures
 from sixfold.report.html import write_report
+from sixfold.report.loggers import JsonlLogger
 from sixfold.report.marks import mark
+from sixfold.report.metric import Value
 from sixfold.report.notes import Notes
 from sixfold.report.page import environment, render_page
 from sixfold.report.rollouts import read_rollouts, write_rollouts
@@ -313,6 +316,35 @@ def test_the_chart_has_the_first_and_the_last_evaluation(run_folder: Path) -> No
     assert found[6].value == next(m["heldout/accuracy"] for m in record.metrics if m["step"] == 6)
     text = Page(write_report(run_folder).read_text(encoding="utf-8")).text
     assert "step 0: held-out 32.0%" in text and "step 40:" in text
+
+
+def test_a_reward_model_has_its_figures(tmp_path: Path) -> None:
+    heldout: dict[str, Value] = {
+        "reward_model/heldout_accuracy": 0.75,
+        "reward_model/heldout_accuracy_low": 0.5,
+        "reward_model/heldout_accuracy_high": 0.9,
+        "reward_model/heldout_delta_hist": [0, 3, 0, 1, 0, 0],
+        "reward_model/heldout_healthy_frac": 1.0,
+        "reward_model/heldout_calibration_error": 0.125,
+        "reward_model/heldout_length_correlation": -0.25,
+    }
+    (tmp_path / "recipe.toml").write_text("[run]\nname = 'p'\n")
+    logger = JsonlLogger(tmp_path / "metrics.jsonl")
+    for step in (1, 2):
+        logger.log(step, {"reward_model/accuracy": 0.5, **heldout})
+    logger.close()
+    page = Page(write_report(tmp_path).read_text(encoding="utf-8"))
+    shown_text = " ".join(page.text.split())
+    for words in (
+        "Pairs in the right order",
+        "0.5 to 1: 3 pairs (75.0%)",
+        "2 to 4: 1 pairs",
+        "Calibration error, held-out",
+        "Correlation of score and length, held-out",
+    ):
+        assert words in shown_text, words
+    figure = reward_model_figures(read_run(tmp_path))[0]
+    assert figure.legend[1].band == [(1, 0.5, 0.9), (2, 0.5, 0.9)]
 
 
 @pytest.mark.slow

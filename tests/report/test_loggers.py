@@ -202,6 +202,32 @@ def test_tensorboard_reads_back_what_was_logged(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("key", "counts", "limits"),
+    [
+        ("reward_model/heldout_delta_hist", [2, 0, 1, 0, 0, 5], [0.5, 1, 2, 4, 8, 9]),
+        ("async/age_hist", [7, 2, 1], [0.5, 1.5, 2.5]),
+        ("async/age_hist", [7], [0.5, 1.5]),
+    ],
+)
+def test_tensorboard_takes_every_list(
+    tmp_path: Path, key: str, counts: list[int], limits: list[float]
+) -> None:
+    """Each list has bins of its own. Those of the log-ratio had been assumed for all."""
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    logger = TensorBoardLogger(tmp_path / "tb", tmp_path / "metrics.jsonl")
+    logger.log(1, {key: counts})
+    logger.close()
+    found = EventAccumulator(str(tmp_path / "tb")).Reload().Histograms(key)[0].histogram_value
+    assert found.bucket_limit == limits and found.bucket == counts + [0] * (
+        len(limits) - len(counts)
+    )
+    assert found.num == sum(counts)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("folder_too", [False, True])
 def test_deleted_tensorboard_events_are_written_again(tmp_path: Path, folder_too: bool) -> None:
     pytest.importorskip("tensorboard")

@@ -70,14 +70,14 @@ def test_areas_stack() -> None:
 
 
 def test_bars_are_as_tall_as_their_counts() -> None:
-    root = ElementTree.fromstring(histogram([1, 4, 0], (-1.0, 1.0)))
+    root = ElementTree.fromstring(histogram([1, 4, 0], (-1.0, 1.0), "tokens"))
     heights = [
         float(bar.attrib["height"]) for bar in root.iter("rect") if "fill" in bar.attrib["class"]
     ]
     assert heights == pytest.approx(
         [(HEIGHT - TOP - BOTTOM) / 4, HEIGHT - TOP - BOTTOM, 0.0], abs=0.1
     )
-    assert "not measured" in histogram([], (-1.0, 1.0))
+    assert "not measured" in histogram([], (-1.0, 1.0), "tokens")
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from sixfold.evaluation.statistics import bounded_interval
 from sixfold.reward_model.calibration import Calibration, calibrate
 from sixfold.reward_model.quality import length_correlation, quality
 from sixfold.reward_model.scorer import combined
@@ -17,8 +18,12 @@ def sigma(x: float) -> float:
 
 
 def test_figures_of_a_few_pairs() -> None:
-    found = quality(torch.tensor([0.0, 0.2, -0.7, 1.0, 3.0, 3.0, 4.0, 9.0]))
-    assert found.accuracy == pytest.approx(6.5 / 8)
+    delta = torch.tensor([0.0, 0.2, -0.7, 1.0, 3.0, 3.0, 4.0, 9.0])
+    found = quality(delta, torch.arange(8))
+    assert found.accuracy == bounded_interval([0.5, 1, 0, 1, 1, 1, 1, 1])
+    # The first comparison has three pairs. It counts as much as the others, of one pair each.
+    several = quality(delta, torch.tensor([0, 0, 0, 2, 3, 4, 5, 6]))
+    assert several.accuracy == bounded_interval([0.5, 1, 1, 1, 1, 1])
     assert found.histogram == [2, 1, 1, 2, 1, 1]
     assert found.healthy == pytest.approx(5 / 8)
     gaps = [
@@ -33,8 +38,11 @@ def test_a_model_that_is_right_as_often_as_it_promises_is_calibrated() -> None:
     """sigma(1) = 0.73 and sigma(3) = 0.95."""
     one = torch.where(torch.arange(10_000) < 7311, 1.0, -1.0)
     three = torch.where(torch.arange(10_000) < 9526, 3.0, -3.0)
-    assert quality(torch.cat([one, three])).calibration_error < 1e-4
-    assert quality(torch.cat([one, 3 * one])).calibration_error == pytest.approx(0.1108, abs=1e-3)
+    alone = torch.arange(20_000)
+    assert quality(torch.cat([one, three]), alone).calibration_error < 1e-4
+    assert quality(torch.cat([one, 3 * one]), alone).calibration_error == pytest.approx(
+        0.1108, abs=1e-3
+    )
 
 
 def test_without_its_slope_a_length_bias_is_gone_and_the_order_of_equal_lengths_is_kept() -> None:

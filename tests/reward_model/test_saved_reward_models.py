@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from comparisons import padded_states, policy, random_reward_model, saved
 from tests.conftest import make_tiny
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+    ModernBertConfig,
+    ModernBertForSequenceClassification,
+    pipeline,
+)
 
 from sixfold.errors import UserError
 from sixfold.model.loading import load_policy
@@ -158,3 +168,41 @@ def test_another_vocabulary_is_scored_by_text(tmp_path: Path) -> None:
     chat = tokenizer("<|user|>1+1=<|assistant|>")["input_ids"]
     assert call(1) == pytest.approx(scorer.rewards(chat, replies).tolist(), abs=1e-9)
     assert call(0) != pytest.approx(call(1), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        (BertForSequenceClassification, BertConfig),
+        (ModernBertForSequenceClassification, ModernBertConfig),
+    ],
+)
+def test_encoders_are_refused(kind: Any, config: Any, tmp_path: Path) -> None:
+    """Their tokens read those after them. They had been scored as if they were decoders."""
+    own = policy()
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    ends = dict.fromkeys(("cls_token_id", "sep_token_id", "bos_token_id", "eos_token_id"), 1)
+    size = len(own.tokenizer)
+    made = config(
+        **sizes, **ends, vocab_size=size, intermediate_size=32, num_labels=1, pad_token_id=0
+    )
+    folder = saved(kind(made), own, tmp_path)
+    with pytest.raises(UserError, match="is no causal decoder"):
+        load_reward_model(str(folder), "cpu")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "error"),
+    [
+        ("mean", None, "mean of its config.json must be a finite number, got None"),
+        ("mean", [0.5], "mean of its config.json must be a finite number"),
+        ("std", 0.0, "std of its config.json must be a number above 0, got 0.0"),
+        ("reward_head", "median", "reward_head of its config.json must be last or mean"),
+    ],
+)
+def test_a_bad_calibration_is_refused(key: str, value: Any, error: str, tmp_path: Path) -> None:
+    own = policy()
+    config = saved(random_reward_model(own=own), own, tmp_path) / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {key: value}))
+    with pytest.raises(UserError, match=error):
+        load_reward_model(str(tmp_path), "cpu")

@@ -88,7 +88,7 @@ ALLOWED = {
         *("trainer", "types"),
     },
     "reward_model": {
-        *("batch", "checkpointable", "environment", "errors", "http_client", "model"),
+        *("batch", "checkpointable", "environment", "errors", "evaluation", "http_client", "model"),
         *("preference", "processes", "ranks", "recipe", "renderer", "step_scorer", "steps"),
         *("trainer", "types"),
     },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import shutil
 from pathlib import Path
@@ -56,10 +57,11 @@ def rows() -> list[dict[str, str]]:
     ]
 
 
-def recipe(place: Path, text: str = TEXT, **overrides: Any) -> Any:
+def recipe(place: Path, text: str = TEXT, **columns: Any) -> Any:
+    """The recipe, on rows with these columns in addition or instead."""
     pairs = place / "pairs.jsonl"
-    pairs.write_text("\n".join(map(json.dumps, rows())))
-    given = flags(place, checkpoint__every=10, **overrides)
+    pairs.write_text("\n".join(json.dumps(row | columns) for row in rows()))
+    given = flags(place, checkpoint__every=10)
     at = given.index("--data.heldout")  # the stage has its own
     return parse_staged(text.replace("PAIRS", str(pairs)), "p.toml", given[:at] + given[at + 2 :])
 
@@ -209,7 +211,31 @@ def test_labelled_completions_have_no_pairs_to_compare(tmp_path: Path) -> None:
     assert last["reward_model/heldout_accuracy"] == 1.0
 
 
-def test_a_margin_needs_rows_that_have_one(tmp_path: Path) -> None:
-    text = TEXT.replace("reward_model.centring = 0.01", "reward_model.margin = true")
-    with pytest.raises(UserError, match="no row says by how much a completion is better"):
-        train_stages(recipe(tmp_path, text))
+@pytest.mark.slow
+def test_margins_are_in_the_loss(tmp_path: Path) -> None:
+    """The head starts at 0, so the first loss is -log sigma(-margin). A row without a margin is
+    refused.
+    """
+    text = TEXT.partition('[[stages]]\nkind = "rl"')[0].replace("steps = 30", "steps = 1")
+    for setting, margin in (("", 0.0), ("reward_model.margin = true\n", 3.0)):
+        assert train_stages(recipe(tmp_path, text + setting, margin=3.0), overwrite=True) == 0
+        (first,) = result(tmp_path / "p")["rm"]["metrics"]
+        assert first["train/loss"] == pytest.approx(math.log1p(math.exp(margin)))
+    with pytest.raises(UserError, match=r"pairs\.jsonl:1: 'margin' says by how much"):
+        train_stages(recipe(tmp_path, f"{text}reward_model.margin = true\n"), overwrite=True)
+
+
+@pytest.mark.slow
+def test_rewards_without_their_length_are_what_is_measured(tmp_path: Path) -> None:
+    """The better replies are longer, so without its length the score says nothing."""
+    text = TEXT.partition('[[stages]]\nkind = "rl"')[0]
+    found = {}
+    for debias in (False, True):
+        asked = f"{text}reward_model.length_debias = {str(debias).lower()}\n"
+        given = recipe(tmp_path, asked, chosen="7" * 6, rejected="7" * 3)
+        assert train_stages(given, overwrite=True) == 0
+        found[debias] = result(tmp_path / "p")["rm"]["metrics"][-1]
+    correlation = "reward_model/heldout_length_correlation"
+    assert found[True][correlation] == found[False][correlation] > 0.9
+    assert found[False]["reward_model/heldout_accuracy"] == 1.0
+    assert found[True]["reward_model/heldout_accuracy"] < 0.9

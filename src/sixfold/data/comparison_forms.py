@@ -26,7 +26,7 @@ Kind = Literal[
 
 - empty: a completion, or a turn before it, has no text.
 - prompt: the completions do not answer one prompt.
-- unscored: a completion has no score.
+- unscored: a completion has no score, or a pair no margin.
 - equal: all completions are equal.
 - tie: no completion is better than another.
 - duplicate: a completion is equal to an earlier one of its prompt. Only the completion is left out.
@@ -81,7 +81,7 @@ _VERDICTS = {
 }
 _LIKED = {"true": 1.0, "1": 1.0, "1.0": 1.0, "false": 0.0, "0": 0.0, "0.0": 0.0}
 _SCORES = ("reward", "score", "rank")
-_SMALLER_IS_BETTER = ("rank", "ranks")
+_SMALLER_IS_BETTER = ("rank", "ranks", "ranking", "rankings")
 _MARGIN = ComparisonsConfig.model_fields["margin_field"].default
 
 
@@ -110,11 +110,13 @@ def recognise(row: Row, config: ComparisonsConfig, alone: bool = True) -> Column
         *(("scored", (one, name)) for name in scores),
     ]
     choices = [Columns(*choice) for choice in known if config.form in ("auto", choice[0])]
-    for choice in choices:
-        if all(lookup(row.fields, name) is not MISSING for name in choice.names):
-            if alone:
-                _check_read(row, choice.form, config)
-            return choice
+    # A table of several forms has every column in every row, and null in those of other forms.
+    for absent in ((MISSING, None), (MISSING,)):
+        for choice in choices:
+            if all(lookup(row.fields, name) not in absent for name in choice.names):
+                if alone:
+                    _check_read(row, choice.form, config)
+                return choice
     wanted = dict.fromkeys(" and ".join(choice.names) for choice in choices)
     raise UserError(
         f"{row.where}: no columns of a comparison (comparisons.form = {config.form!r}): expected"
@@ -253,7 +255,12 @@ def _score(row: Row, name: str, value: Any) -> float:
     if value is None or value is MISSING:
         raise NoPair("unscored", f"a completion has no number in {name!r}")
     sign = -1 if name.rpartition(".")[2] in _SMALLER_IS_BETTER else 1
-    return sign * _number(row, name, value)
+    try:
+        return sign * _number(row, name, value)
+    except UserError:
+        if not isinstance(value, str):
+            raise
+        raise NoPair("unscored", f"{name!r} must be a finite number, got {value!r:.60}") from None
 
 
 def _verdict(row: Row, name: str, value: Any) -> tuple[float, float]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
@@ -27,9 +27,10 @@ from .comparison_forms import Columns, Kind, NoPair, completions, recognise
 from .dialogue import asks_again, is_dialogue, own_reply, split_dialogue, turns
 from .files import Row
 from .json_text import json_type
-from .messages import chat_messages, has_empty_reply, stored_messages
+from .messages import chat_messages, has_empty_turn, stored_messages
 from .prompts import (
     column_value,
+    has_value,
     shown_tools,
     task_form,
     task_prompt,
@@ -53,7 +54,7 @@ _LEFT_OUT: dict[Kind, tuple[str, str]] = {
         "rows",
         "their completions answer different prompts. Only the last reply may differ",
     ),
-    "unscored": ("rows", "a completion has no score. Add it"),
+    "unscored": ("rows", "a completion has no score, or a pair no margin. Add it"),
     "equal": ("comparisons", "their completions are equal. Write different ones"),
     "tie": (
         "comparisons",
@@ -86,7 +87,7 @@ class Comparison(Task):
 
 
 def load_comparisons(
-    data: DataConfig, config: ComparisonsConfig, *, seed: int, chat: bool
+    data: DataConfig, config: ComparisonsConfig, *, seed: int, chat: bool, margins: bool = False
 ) -> TaskSet:
     """The comparisons of a recipe.
 
@@ -98,12 +99,14 @@ def load_comparisons(
         seed: draws the held-out comparisons and, with a limit, the rows.
         chat: whether the model has a chat template. With one, dialogues written as text become
             messages.
+        margins: whether grades have to say by how much a completion is better.
 
     Raises:
         UserError: a source is missing or empty, or a row is no comparison. Names file and line.
     """
     alone = len(data.names) == 1
-    return load_rows(data, seed, partial(_convert, config=config, chat=chat, alone=alone))
+    convert = partial(_convert, config=config, chat=chat, alone=alone, margins=margins)
+    return load_rows(data, seed, convert)
 
 
 def _convert(
@@ -114,6 +117,7 @@ def _convert(
     config: ComparisonsConfig,
     chat: bool,
     alone: bool,
+    margins: bool,
 ) -> tuple[list[Task], list[str]]:
     """Comparisons and notes from the rows of one split."""
     columns = recognise(rows[0], config, alone)
@@ -121,13 +125,16 @@ def _convert(
         require(rows, "comparisons.form", column)
     read: list[tuple[Row, Comparison]] = []
     counts: Counter[Kind] = Counter()
-    begun = 0
+    begun = aside = 0
     for row in rows:
         for column, value in row.fields.items():
             check_value(row.where, column, value)
         try:
+            if margins:
+                _check_margin(row, columns.form, config.margin_field)
             made = row_comparison(row, data, columns, config, chat)
             begun += _leaves_reply(row, data, made)
+            aside += _leaves_prompt(row, data, made)
             read.append(
                 (row, replace(made, id=row_id(row, data.id_field) or f"{name}-{row.number}"))
             )
@@ -142,30 +149,75 @@ def _convert(
             counts["duplicate"] += len(comparison.grades) - len(_distinct(comparison).grades)
         except NoPair as reason:
             counts[_refused(row, reason, data)] += 1
-    counts = +counts
     notes = [
-        f"split '{name}': {counts[kind]} {unit} are left out: {why}"
-        for kind, (unit, why) in _LEFT_OUT.items()
-        if counts[kind]
+        f"split '{name}': {note}"
+        for note in (
+            *_left_out(+counts),
+            *_labels([one for _, one in kept] if columns.form == "unpaired" else ()),
+            *_unread(len(rows), begun, aside),
+        )
     ]
     if not kept:
         raise UserError(f"split '{name}' has 0 usable comparisons of {len(rows)} rows: {notes[0]}")
-    if counts["duplicate"]:
-        notes.append(
-            f"split '{name}': {counts['duplicate']} completions are left out: they are equal to an"
-            " earlier one of their prompt"
-        )
-    if begun:
-        remedy = " (data.prompt_form = 'continued': the completions continue it)"
-        notes.append(
-            f"split '{name}': {begun} of {len(rows)} prompts end with a reply of the assistant that"
-            " is none of the completions. It is left out of the prompt"
-            + (remedy if begun == len(rows) else "")  # it refuses prompts that end otherwise
-        )
     tasks: list[Task] = [comparison for _, comparison in kept]
     kept_rows = [row for row, _ in kept]
     check_ids(tasks, kept_rows, data.id_field)
     return tasks, notes + tool_notes(kept_rows, name)
+
+
+def _check_margin(row: Row, form: str, column: str) -> None:
+    """Refuse a row that does not say by how much a completion is better."""
+    if form in ("labelled", "best_of", "unpaired"):
+        raise UserError(
+            f"{row.where}: reward_model.margin = true, but rows of the form '{form}' do not say by"
+            " how much a completion is better. Set margin = false"
+        )
+    if form == "pair" and not has_value(row, column):
+        raise NoPair(
+            "unscored",
+            f"{column!r} says by how much 'chosen' is better, and has no number"
+            " (reward_model.margin = true, comparisons.margin_field)",
+        )
+
+
+def _left_out(counts: Mapping[Kind, int]) -> Iterator[str]:
+    """What is left out, and why."""
+    for kind, (unit, why) in _LEFT_OUT.items():
+        if kind in counts:
+            yield f"{counts[kind]} {unit} are left out: {why}"
+    if "duplicate" in counts:
+        yield (
+            f"{counts['duplicate']} completions are left out: they are equal to an earlier one of"
+            " their prompt"
+        )
+
+
+def _labels(single: Sequence[Comparison]) -> Iterator[str]:
+    """Whether single completions all have one label."""
+    grades = {one.grades[0] for one in single}
+    if len(grades) == 1:
+        yield f"all {len(single)} completions have the label {str(grades == {1.0}).lower()}"
+
+
+def _unread(rows: int, begun: int, aside: int) -> Iterator[str]:
+    """What is not read of prompt columns.
+
+    Args:
+        begun: rows that `_leaves_reply` counts.
+        aside: rows that `_leaves_prompt` counts.
+    """
+    if aside:
+        yield (
+            f"{aside} of {rows} rows have whole conversations, and beside them a prompt that is not"
+            " in them. It is not read"
+        )
+    if begun:
+        remedy = " (data.prompt_form = 'continued': the completions continue it)"
+        yield (
+            f"{begun} of {rows} prompts end with a reply of the assistant that is none of the"
+            " completions. It is left out of the prompt"
+            + (remedy if begun == rows else "")  # it refuses prompts that end otherwise
+        )
 
 
 def _refused(row: Row, reason: NoPair, data: DataConfig) -> Kind:
@@ -213,6 +265,8 @@ def row_comparison(
         prompts.append(given)
     prompt = prompts[0] if prompts else given
     if prompt is None or None in prompts:
+        if name := _prompt_column(row, data):
+            raise NoPair("empty", f"the prompt {name!r} is empty")
         raise UserError(
             f"{row.where}: there is no prompt. Name its column by data.prompt_field, or give whole"
             " conversations (lists of messages, or texts with 'Human:' and 'Assistant:'); row keys:"
@@ -268,8 +322,10 @@ def _given_prompt(row: Row, data: DataConfig, chat: bool) -> tuple[Prompt | None
             f"{row.where}: the column 'input' beside 'instruction' is not read. Join the two in one"
             " column, and name it by data.prompt_field"
         )
-    if _is_blank(value):
-        raise NoPair("empty", f"the prompt {name!r} is empty")
+    if value is None:
+        return None, False
+    if _is_blank(value) or (isinstance(value, list) and has_empty_turn(value)):
+        raise NoPair("empty", f"the prompt {name!r} is empty, or has an empty turn")
     if isinstance(value, list):
         messages = list(chat_messages(row.where, value))
         ended = data.prompt_form == "messages" and messages[-1]["role"] == "assistant"
@@ -285,9 +341,10 @@ def _given_prompt(row: Row, data: DataConfig, chat: bool) -> tuple[Prompt | None
 
 
 def _prompt_column(row: Row, data: DataConfig) -> str | None:
-    """Name of the column that has the prompt of a row, or None."""
+    """Name of the column that has the prompt of a row, or None. Columns with a value come first."""
     names = (data.prompt_field, *(_PROMPTS if data.prompt_field == _DEFAULT else ()))
-    return next((one for one in names if lookup(row.fields, one) is not MISSING), None)
+    there = [one for one in names if lookup(row.fields, one) is not MISSING]
+    return next((one for one in there if has_value(row, one)), there[0] if there else None)
 
 
 def _leaves_reply(row: Row, data: DataConfig, made: Comparison) -> bool:
@@ -299,6 +356,15 @@ def _leaves_reply(row: Row, data: DataConfig, made: Comparison) -> bool:
     last = chat_messages(row.where, value)[-1]
     texts = [one if isinstance(one, str) else one["content"] for one in made.completions]
     return last["role"] == "assistant" and last["content"].strip() not in map(str.strip, texts)
+
+
+def _leaves_prompt(row: Row, data: DataConfig, made: Comparison) -> bool:
+    """True if a text in the prompt column is no part of the conversations that are read."""
+    name = _prompt_column(row, data)
+    value = stored_messages(row.where, column_value(row, name)) if name else None
+    if not isinstance(value, str) or isinstance(made.prompt, str) or is_dialogue(value):
+        return False
+    return value.strip() not in "\n".join(message["content"] for message in made.prompt)
 
 
 def _completion(row: Row, column: str, value: Any) -> tuple[list[Message] | None, Reply]:
@@ -319,13 +385,14 @@ def _completion(row: Row, column: str, value: Any) -> tuple[list[Message] | None
             f"{row.where}: {column!r} has several texts, but a completion is one reply. Compare"
             " completions of one turn"
         )
-    if has_empty_reply(value):
-        raise NoPair("empty", f"{column!r} has an empty reply")
+    if has_empty_turn(value):
+        raise NoPair("empty", f"{column!r} has an empty turn")
     *before, reply = chat_messages(row.where, value)
     if reply["role"] != "assistant":
-        raise UserError(
-            f"{row.where}: {column!r} must end with a reply of the assistant, not with a message of"
-            f" {reply['role']}"
+        raise NoPair(
+            "prompt",
+            f"{column!r} must end with a reply of the assistant, not with a message of"
+            f" {reply['role']}",
         )
     if before and before[0]["role"] == "assistant":
         raise UserError(

@@ -27,7 +27,7 @@ from ..types import Message, Task, is_trained
 from .columns import MISSING, lookup
 from .files import Row
 from .json_text import json_type
-from .messages import chat_messages, check_turns, has_empty_reply, stored_messages
+from .messages import chat_messages, check_turns, has_empty_turn, stored_messages
 from .prompts import (
     add_system_prompt,
     column_value,
@@ -265,7 +265,7 @@ def _chat(row: Row, columns: Sequence[str], values: Sequence[Any], data: DataCon
             f"data.prompt_form = {data.prompt_form!r} is not for whole conversations"
             f" ({row.where}): use 'messages'"
         )
-    if has_empty_reply([message for value in values for message in value]):
+    if has_empty_turn([message for value in values for message in value], ("assistant",)):
         raise NoReply("a reply of the assistant is empty")
     parts = [chat_messages(row.where, value) for value in values]
     before = [{**m, "weight": 0} if m["role"] == "assistant" else m for m in parts[0]]

@@ -63,10 +63,10 @@ def chat_messages(where: str, value: Sequence[Any]) -> list[Message]:
     return [_message(where, message) for message in value]
 
 
-def has_empty_reply(messages: Sequence[Any]) -> bool:
-    """True if a message of the assistant has neither text nor calls."""
+def has_empty_turn(messages: Sequence[Any], roles: Sequence[str] = ("user", "assistant")) -> bool:
+    """True if a message of one of these roles has neither text nor calls."""
     return any(
-        message.get("role") == "assistant"
+        message.get("role") in roles
         and not message.get("tool_calls")
         and not str(message.get("content") or "").strip()
         for message in (_with_openai_names(one) for one in messages if isinstance(one, Mapping))
@@ -116,7 +116,8 @@ def _message(where: str, given: Any) -> Message:
         )
     if role not in ROLES:
         raise UserError(f"{where}: unknown role {role!r}; expected {', '.join(ROLES)}")
-    if not content.strip() and not calls and role != "tool":
+    # Templates tell an empty system message from none: some write their own in place of none.
+    if not content.strip() and not calls and role not in ("system", "tool"):
         raise UserError(f"{where}: empty prompt (a message without content)")
     read = {**message, "role": role, "content": content}
     return {**read, "tool_calls": calls} if calls else read  # type: ignore[return-value, typeddict-item]

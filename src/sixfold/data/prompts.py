@@ -228,6 +228,11 @@ def with_own_system(row: Row, data: DataConfig) -> DataConfig:
     return data.model_copy(update={"system_prompt": system})
 
 
+def has_value(row: Row, path: str) -> bool:
+    """True if a row has a value at a path that is not null."""
+    return column_value(row, path) not in (MISSING, None)
+
+
 def column_value(row: Row, path: str) -> Any:
     """The value at a path, without the fields that Arrow has added, or MISSING."""
     value = lookup(row.fields, path)

@@ -90,6 +90,33 @@ def scalar_head(model: nn.Module) -> nn.Linear:
     return head
 
 
+@torch.no_grad()
+def check_causal(model: PreTrainedModel, where: str) -> None:
+    """Refuse a model in which a token changes the hidden states of those before it.
+
+    Sixfold computes tokens from left to right, so it would give such a model other scores.
+
+    Args:
+        model: with transformers' own attention.
+        where: name of the model, for error messages.
+
+    Raises:
+        UserError: if it is no causal decoder.
+    """
+    body: Any = model.base_model
+    one, other = (
+        body(input_ids=torch.tensor([[1, 2, 3, last]], device=model.device)).last_hidden_state[
+            :, :3
+        ]
+        for last in (3, 4)
+    )
+    if not torch.allclose(one, other, rtol=1e-3, atol=1e-4):
+        raise UserError(
+            f"{where}: {type(model).__name__} is no causal decoder: tokens read those after them."
+            " Sixfold scores with decoders alone, such as LlamaForSequenceClassification"
+        )
+
+
 def one_label_without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:
     """Copy of a causal LM's configuration with one label and every dropout 0."""
     config = copy.deepcopy(config)

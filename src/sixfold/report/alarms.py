@@ -128,8 +128,8 @@ _PREFERENCE = (
         WINDOW,
         lambda nats: nats > DISPLACED,
         "likelihood displacement: the better completions have lost {:.2f} nats per token on the"
-        " reference, although the margin grows. Try the loss dpop, dpo_shift or squared_po, or a"
-        " term 'sft'",
+        " reference, although the margin grows. Try the loss dpop or squared_po, or a term"
+        " 'sft'",
     ),
     _Level(
         "preference/heldout_displacement",

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from ..types import LOG_RATIO_EDGES
 from .numbers import number, percent
 from .run_record import RunRecord, series
-from .schema import ROLES, role_seconds
+from .schema import ROLES, find, role_seconds
 from .svg import Line, area_chart, histogram, line_chart
 
 
@@ -161,7 +160,7 @@ def preference_figures(run: RunRecord) -> list[Figure]:
             "Pairs in the right order",
             [
                 _line(run, "preference/accuracy", "training", 6, thin=True),
-                _line(run, "preference/heldout_accuracy", "held-out"),
+                _line_with_band(run, "preference/heldout_accuracy", "held-out"),
             ],
         ),
         _lines(
@@ -189,6 +188,35 @@ def preference_figures(run: RunRecord) -> list[Figure]:
     return pairs if run.series("preference/margin") else [single]
 
 
+def reward_model_figures(run: RunRecord) -> list[Figure]:
+    """Order, difference and calibration of a reward model's scores. Empty without one."""
+    if not run.series("reward_model/accuracy"):
+        return []
+    healthy = "reward_model/heldout_healthy_frac"
+    figures = [
+        _shares(
+            "Pairs in the right order",
+            [
+                _line(run, "reward_model/accuracy", "training", 6, thin=True),
+                _line_with_band(run, "reward_model/heldout_accuracy", "held-out"),
+            ],
+        ),
+        Figure(
+            "Score differences of the last evaluation, held-out pairs (healthy: 0.5 to 4)",
+            _last_histogram(run, "reward_model/heldout_delta_hist", "pairs"),
+        ),
+        _shares("Pairs with a healthy difference", [_line(run, healthy, "held-out")]),
+        _single("Calibration error, held-out", run, "reward_model/heldout_calibration_error", 2),
+        _single(
+            "Correlation of score and length, held-out",
+            run,
+            "reward_model/heldout_length_correlation",
+            3,
+        ),
+    ]
+    return figures if run.series(healthy) else figures[:1]
+
+
 def numerics_figures(run: RunRecord) -> list[Figure]:
     """Mismatch of engine and trainer, policy ratio, KL, entropy, gradients and losses."""
     if not run.metrics:
@@ -206,7 +234,7 @@ def numerics_figures(run: RunRecord) -> list[Figure]:
             "Engine against trainer, |Δ log-prob|, nats", line_chart(mismatch, log=True), mismatch
         ),
         Figure(
-            "Log-ratio of the last step, tokens", histogram(_last_histogram(run), LOG_RATIO_EDGES)
+            "Log-ratio of the last step, tokens", _last_histogram(run, "train/ratio_hist", "tokens")
         ),
         _single("Mean importance ratio", run, "train/ratio_mean", 3),
         _shares("Clipped tokens", clip, limits=None),
@@ -312,6 +340,14 @@ def _line(run: RunRecord, key: str, label: str, colour: int = 0, thin: bool = Fa
     return Line(label, run.series(key), colour, thin)
 
 
+def _line_with_band(run: RunRecord, key: str, label: str) -> Line:
+    """A curve with the band between the metrics KEY_low and KEY_high."""
+    low, high = dict(run.series(f"{key}_low")), dict(run.series(f"{key}_high"))
+    ends = [(step, low.get(step), high.get(step)) for step, _ in run.series(key)]
+    band = [(step, a, b) for step, a, b in ends if a is not None and b is not None]
+    return Line(label, run.series(key), band=band)
+
+
 def _lines(title: str, *lines: Line) -> Figure:
     return Figure(title, line_chart(lines), lines)
 
@@ -350,17 +386,11 @@ def _diverged_line(run: RunRecord) -> list[Line]:
     return [Line("fell while the reward rose", values, 3, dots=True)] if shown else []
 
 
-def _last_histogram(run: RunRecord) -> list[float]:
-    found = [
-        record["train/ratio_hist"]
-        for record in run.metrics
-        if isinstance(record.get("train/ratio_hist"), list)
-    ]
-    return (
-        [float(count) if isinstance(count, float | int) else 0.0 for count in found[-1]]
-        if found
-        else []
-    )
+def _last_histogram(run: RunRecord, key: str, what: str) -> Markup:
+    """The newest value of a list metric, which counts something."""
+    metric, lists = find(key), [r[key] for r in run.metrics if isinstance(r.get(key), list)]
+    counts = [float(n) if isinstance(n, float | int) else 0.0 for n in (lists or [[]])[-1]]
+    return histogram(counts, metric.edges if metric else (), what)
 
 
 def _rollout_remark(share: float) -> str:

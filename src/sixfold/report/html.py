@@ -19,6 +19,7 @@ from .charts import (
     learning_figures,
     numerics_figures,
     preference_figures,
+    reward_model_figures,
     rollout_figures,
     time_view,
 )
@@ -92,7 +93,7 @@ def render(run: RunRecord) -> str:
         warnings=warnings(run),
         notes=other_notes(run),
         problems=run.problems,
-        curves=[*learning_figures(run), *preference_figures(run)],
+        curves=[*learning_figures(run), *preference_figures(run), *reward_model_figures(run)],
         verdicts=verdict_view(run),
         data=data_view(run),
         buckets=curriculum_figures(run),

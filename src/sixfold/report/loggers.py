@@ -20,9 +20,8 @@ from typing import Any, Protocol
 from ..errors import UserError
 from ..files.appended import AppendedFile
 from ..files.durable import disk_errors, fsync_path, write_bytes_atomic, write_json_atomic
-from ..types import LOG_RATIO_EDGES
 from .metric import Value
-from .schema import check
+from .schema import check, find
 
 
 class Logger(Protocol):
@@ -200,18 +199,21 @@ class TensorBoardLogger:
             if isinstance(value, float | int):
                 values.append(summary.Summary.Value(tag=key, simple_value=value))
             elif value is not None:
-                values.append(summary.Summary.Value(tag=key, histo=_histogram(summary, value)))
+                values.append(summary.Summary.Value(tag=key, histo=_histogram(summary, key, value)))
         self._writer.add_event(
             self._event(wall_time=time.time(), step=step, summary=summary.Summary(value=values))
         )
 
 
-def _histogram(summary: ModuleType, values: Sequence[float | None]) -> Any:
-    """Counts of `train/ratio_hist` as a TensorBoard histogram. The open outer bins get width 1."""
+def _histogram(summary: ModuleType, key: str, values: Sequence[float | None]) -> Any:
+    """Counts of a list metric as a TensorBoard histogram. The open outer bins get width 1."""
     counts = [count or 0 for count in values]
-    limits = [*LOG_RATIO_EDGES, LOG_RATIO_EDGES[-1] + 1.0]
-    low = LOG_RATIO_EDGES[0] - 1.0
-    middles = [(a + b) / 2 for a, b in zip([low, *LOG_RATIO_EDGES], limits, strict=True)]
+    metric = find(key)
+    edges = list(metric.edges) if metric else []
+    edges = edges or [age + 0.5 for age in range(max(1, len(counts) - 1))]
+    counts += [0] * (len(edges) + 1 - len(counts))
+    limits, low = [*edges, edges[-1] + 1.0], edges[0] - 1.0
+    middles = [(a + b) / 2 for a, b in zip([low, *edges], limits, strict=True)]
     first = sum(n * x for n, x in zip(counts, middles, strict=True))
     second = sum(n * x * x for n, x in zip(counts, middles, strict=True))
     return summary.HistogramProto(

@@ -19,6 +19,8 @@ class Metric:
         key: name. A key that ends in `*` is a family: the run supplies the rest of the name, such
             as a reward part.
         formula: how it is computed.
+        is_list: whether it is a list of numbers.
+        edges: of a list, the edges of its bins. Empty: entry a counts the value a.
         timed: whether it depends on time or load without being a duration or speed.
         timed_with: setting with which it does. "": none.
     """
@@ -28,6 +30,7 @@ class Metric:
     meaning: str
     formula: str
     is_list: bool = False
+    edges: Sequence[float] = ()
     timed: bool = False
     timed_with: str = ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..types import DELTA_EDGES
 from .metric import Metric
 
 REWARD_MODEL = (
@@ -34,8 +35,21 @@ REWARD_MODEL = (
     Metric(
         "reward_model/heldout_accuracy",
         "share",
-        "held-out pairs, or labelled completions, that the scores order right",
-        "(pairs with delta > 0, and half of those with 0) / pairs",
+        "held-out pairs, or labelled completions, that the scores order right, after"
+        " `reward_model.length_debias`",
+        "mean over comparisons: (pairs with delta > 0, and half of those with 0) / pairs",
+    ),
+    Metric(
+        "reward_model/heldout_accuracy_low",
+        "share",
+        "lower end of the 95 % interval of reward_model/heldout_accuracy",
+        "Agresti and Coull's interval over comparisons",
+    ),
+    Metric(
+        "reward_model/heldout_accuracy_high",
+        "share",
+        "upper end of the 95 % interval of reward_model/heldout_accuracy",
+        "Agresti and Coull's interval over comparisons",
     ),
     Metric(
         "reward_model/heldout_delta_hist",
@@ -43,6 +57,7 @@ REWARD_MODEL = (
         "held-out pairs by |delta|",
         "bins from 0, 0.5, 1, 2, 4 and 8, the last without an end",
         is_list=True,
+        edges=DELTA_EDGES,
     ),
     Metric(
         "reward_model/heldout_healthy_frac",
@@ -60,7 +75,8 @@ REWARD_MODEL = (
     Metric(
         "reward_model/heldout_length_correlation",
         "share",
-        "correlation of score and length among completions of one prompt, -1 to 1",
+        "correlation of score and length among completions of one prompt, -1 to 1, before"
+        " `reward_model.length_debias`",
         "of the differences from the means of each group",
     ),
 )

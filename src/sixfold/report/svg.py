@@ -126,8 +126,8 @@ def area_chart(layers: Sequence[Line]) -> Markup:
     return _svg(body + _strips(frame, layers, number))
 
 
-def histogram(counts: Sequence[float], edges: Sequence[float]) -> Markup:
-    """Bars of counts between `edges`. The first and the last bar are open."""
+def histogram(counts: Sequence[float], edges: Sequence[float], what: str) -> Markup:
+    """Bars of counts of something between `edges`. The first and the last bar are open."""
     total = sum(counts)
     if total <= 0 or len(counts) != len(edges) + 1:
         return _nothing()
@@ -151,7 +151,7 @@ def histogram(counts: Sequence[float], edges: Sequence[float]) -> Markup:
             f' width="{width - 2:.1f}" height="{height:.1f}"/>'
         )
         body += (
-            f'<text class="tip" x="{LEFT}" y="12">{escape(name)}: {count:g} tokens'
+            f'<text class="tip" x="{LEFT}" y="12">{escape(name)}: {count:g} {what}'
             f" ({percent(count / total)})</text></g>"
         )
     for index, edge in enumerate(edges):

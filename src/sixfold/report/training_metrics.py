@@ -91,6 +91,7 @@ POLICY_RATIO = (
         "histogram of the log-ratio",
         f"11 bins, the first and the last open; edges {_EDGES}",
         is_list=True,
+        edges=LOG_RATIO_EDGES,
     ),
 )
 

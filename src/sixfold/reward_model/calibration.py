@@ -48,10 +48,20 @@ class Calibration:
 
     @classmethod
     def of(cls, config: PreTrainedConfig) -> Calibration:
-        """The figures in a model's configuration. A missing one has its default."""
-        found: dict[str, Any] = vars(config)
-        fields = asdict(cls())
-        return cls(**{name: float(found.get(name, value)) for name, value in fields.items()})
+        """The figures in a model's configuration. A missing one has its default.
+
+        Raises:
+            ValueError: if one is not a finite number, or the scale is not positive.
+        """
+        found: dict[str, Any] = {
+            name: vars(config).get(name, v) for name, v in asdict(cls()).items()
+        }
+        for name, value in found.items():
+            number = isinstance(value, int | float) and math.isfinite(value)
+            if not number or (name == "std" and value <= 0):
+                wanted = "a number above 0" if name == "std" else "a finite number"
+                raise ValueError(f"{name} of its config.json must be {wanted}, got {value!r:.60}")
+        return cls(**{name: float(value) for name, value in found.items()})
 
 
 def calibrate(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ from transformers import (
 
 from ..errors import UserError, one_line
 from ..model.loading import Policy, use_own_kernels
-from ..model.scalar_head import scalar_head, with_scalar_head
+from ..model.scalar_head import check_causal, scalar_head, with_scalar_head
 from ..model.split_check import context_of
 from ..model.stop_tokens import model_turn_end
 from ..model.trained_lora import TrainedLora
@@ -135,6 +135,9 @@ def load_reward_model(
     try:
         config: Any = AutoConfig.from_pretrained(path, trust_remote_code=False)
         check_is_reward_model(config.architectures or (), where)
+        Calibration.of(config)
+        if (own := getattr(config, HEAD, None)) not in (None, *get_args(Head)):
+            raise ValueError(f"{HEAD} of its config.json must be last or mean, got {own!r:.60}")
         for key, value in vars(config).items():
             if key.endswith(("dropout", "pdrop")) and isinstance(value, float):
                 setattr(config, key, 0.0)
@@ -155,11 +158,11 @@ def load_reward_model(
     if found["missing_keys"]:
         raise UserError(f"{where}: the weight '{sorted(found['missing_keys'])[0]}' is missing")
     _one_label(model, where)
+    check_causal(model.eval(), where)
     use_own_kernels(model)
     for p in model.base_model.parameters():  # buffers keep float32: the angles of rotary embeddings
         p.data = p.data.to(dtype)
     ends = model_turn_end(None, tokenizer)
-    own = getattr(config, HEAD, None)
     return RewardModel(
         model.to(device).eval().requires_grad_(False),
         tokenizer,

@@ -204,21 +204,23 @@ class RewardObjective:
             scores, lengths, groups, normalise=config.normalise, debias=config.length_debias
         )
         found.write(self._model.config)
+        rewards = scores - found.length_slope * (lengths - found.length_mean)
         if self._loss.paired:
             chosen, rejected, share = pairs_of(pair_table(groups, grades)[0])
             if not len(chosen):
                 return {}
             margin = grades[chosen] - grades[rejected] if config.margin else 0.0
             each = bradley_terry(scores[chosen], scores[rejected], margin)
-            delta = scores[chosen] - scores[rejected]
             loss = float((each * share).sum() / share.sum())
+            seen = quality(rewards[chosen] - rewards[rejected], groups[chosen])
         else:
             loss = float(binary_cross_entropy(scores, grades).mean())
-            delta = torch.where(grades > 0.5, scores, -scores)
-        seen = quality(delta)
+            seen = quality(torch.where(grades > 0.5, rewards, -rewards), groups)
         return {
             "heldout/loss": loss,
-            "reward_model/heldout_accuracy": seen.accuracy,
+            "reward_model/heldout_accuracy": seen.accuracy.mean,
+            "reward_model/heldout_accuracy_low": seen.accuracy.low,
+            "reward_model/heldout_accuracy_high": seen.accuracy.high,
             "reward_model/heldout_delta_hist": seen.histogram,
             "reward_model/heldout_healthy_frac": seen.healthy,
             "reward_model/heldout_calibration_error": seen.calibration_error,

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-EDGES: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""Edges of the bins of |delta|. The first bin begins at 0 and the last has no end."""
+from ..evaluation.statistics import Interval, bounded_interval
+from ..types import DELTA_EDGES
+
 HEALTHY = (0.5, 4.0)
 """|delta| of a pair below the band hardly tells its completions apart; above it, the model is surer
 than comparisons of people allow.
@@ -20,36 +21,41 @@ class Quality:
     """How well scores agree with comparisons.
 
     Attributes:
-        accuracy: share of pairs in the right order. A tie counts half.
+        accuracy: share of pairs in the right order, averaged over groups, with its 95 % interval. A
+            tie counts half.
         histogram: pairs in each bin of |delta|.
         healthy: share of pairs with |delta| in `HEALTHY`.
-        calibration_error: mean difference, over the bins, of sigma(|delta|) and the accuracy.
+        calibration_error: mean difference, over the bins, of sigma(|delta|) and the share of pairs
+            in the right order.
     """
 
-    accuracy: float
+    accuracy: Interval
     histogram: list[float]
     healthy: float
     calibration_error: float
 
 
-def quality(delta: Tensor) -> Quality:
+def quality(delta: Tensor, groups: Tensor) -> Quality:
     """Figures from differences of scores, of which a perfect model has positive ones only.
 
     Args:
         delta: [N], N >= 1. Of a pair, the score of the better completion minus that of the worse;
             of a labelled completion, its score, or minus it if it is labelled wrong.
+        groups: [N] number of each difference's comparison, from 0.
     """
     delta = delta.double().cpu()
     size, right = delta.abs(), torch.heaviside(delta, torch.tensor(0.5, dtype=torch.float64))
-    bin_of = torch.bucketize(size, torch.tensor(EDGES, dtype=torch.float64), right=True)
+    bin_of = torch.bucketize(size, torch.tensor(DELTA_EDGES, dtype=torch.float64), right=True)
     error = 0.0
     for one in bin_of.unique():
         inside = bin_of == one
         gap = torch.sigmoid(size[inside]).mean() - right[inside].mean()
         error += float(inside.double().mean() * gap.abs())
+    counts = torch.bincount(groups)
+    sums = torch.zeros(len(counts), dtype=torch.float64).index_add(0, groups, right)
     return Quality(
-        float(right.mean()),
-        torch.bincount(bin_of, minlength=len(EDGES) + 1).double().tolist(),
+        bounded_interval((sums[counts > 0] / counts[counts > 0]).tolist()),
+        torch.bincount(bin_of, minlength=len(DELTA_EDGES) + 1).double().tolist(),
         float(((size >= HEALTHY[0]) & (size <= HEALTHY[1])).double().mean()),
         error,
     )

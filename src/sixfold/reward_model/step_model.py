@@ -26,7 +26,7 @@ from transformers import (
 from ..errors import UserError, nearest, one_line
 from ..model.head import LogitFinish
 from ..model.loading import Policy, use_own_kernels
-from ..model.scalar_head import scalar_head, with_scalar_head, zero
+from ..model.scalar_head import check_causal, scalar_head, with_scalar_head, zero
 from ..model.split_check import context_of
 from ..model.stop_tokens import model_turn_end
 from ..renderer.renderer import Renderer
@@ -203,6 +203,7 @@ def load_step_model(
         raise UserError(f"{where}: the weight '{sorted(found['missing_keys'])[0]}' is missing")
     mark = _encoded(renderer, CONVENTIONS[name].mark, where)
     head = _head(model, name, renderer, where)
+    check_causal(model.eval(), where)
     use_own_kernels(model)
     for p in model.base_model.parameters():  # buffers keep float32: the angles of rotary embeddings
         p.data = p.data.to(dtype)

@@ -53,7 +53,12 @@ class PreferenceKind(StageKind):
 
 
 def comparison_examples(
-    assembly: Assembly, examples_per_step: int, spare: int = 0, member: int = 0
+    assembly: Assembly,
+    examples_per_step: int,
+    spare: int = 0,
+    member: int = 0,
+    *,
+    margins: bool = False,
 ) -> PreferenceExamples:
     """The comparisons of a stage, in the tokens of its policy.
 
@@ -62,13 +67,14 @@ def comparison_examples(
         examples_per_step: comparisons per step.
         spare: tokens of the context that no comparison may use.
         member: every number gives another order.
+        margins: as for `load_comparisons`.
 
     Raises:
         UserError: if none is left.
     """
     recipe, renderer = assembly.recipe, assembly.renderer
     data, own, seed = recipe.data, recipe.comparisons, recipe.run.seed
-    found = load_comparisons(data, own, seed=seed, chat=renderer.has_template)
+    found = load_comparisons(data, own, seed=seed, chat=renderer.has_template, margins=margins)
     kept = apart_from_heldout(found.train, assembly.tasks.heldout)
     if left := len(found.train) - len(kept):
         if not kept:

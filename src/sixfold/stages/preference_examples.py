@@ -61,6 +61,7 @@ class PreferenceExamples:
         steps_per_epoch: steps of a pass over the comparisons. 0 if sources are drawn by weight.
         sampled: True if some comparison says which weights sampled it.
         unpaired: True if some group has one completion, whose reward says whether it is liked.
+        graded: True if the grades are more than right and wrong, 1 and 0.
         cut_frac: share of the training pairs with a side whose end was cut (of completions, if
             there are no pairs).
 
@@ -107,7 +108,9 @@ class PreferenceExamples:
             )
         self.sampled = any(isinstance(task, Comparison) and task.model for task in kept)
         self.unpaired = any(len(one.completions) == 1 for one in self._stored.values())
-        self.cut_frac = _cut_frac(self._stored.values())
+        stored = self._stored.values()
+        self.graded = any(c.grade not in (0.0, 1.0) for one in stored for c in one.completions)
+        self.cut_frac = _cut_frac(stored)
         digest = hashlib.sha256()
         for one in self._stored.values():
             digest.update(one.prompt.tobytes())
@@ -215,8 +218,8 @@ class PreferenceExamples:
         raise UserError(
             f"task {task.id}: the prompt has {len(stored.prompt)} tokens, with its longest"
             f" completion {longest}, but only {self._limit} fit (comparisons.max_tokens, or the"
-            " model's context). Set data.overlong = 'drop' to leave out such comparisons, or"
-            " comparisons.truncate = true to cut their completions"
+            " model's context). Set data.overlong = 'drop' to leave out such comparisons"
+            + ("" if room <= 0 else ", or comparisons.truncate = true to cut their completions")
         )
 
 

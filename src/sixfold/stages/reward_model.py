@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from ..data.comparisons import Comparison
 from ..errors import UserError
 from ..reward_model.model import adapted_reward_model, reward_model_of, scalar_root
 from ..reward_model.objective import RewardObjective
@@ -45,18 +44,18 @@ def _comparisons(assembly: Assembly) -> Examples:
     recipe = assembly.recipe
     own = recipe.reward_model
     closing = 1  # token
-    examples = comparison_examples(assembly, own.examples_per_step, closing, own.member)
+    examples = comparison_examples(
+        assembly, own.examples_per_step, closing, own.member, margins=own.margin
+    )
     if own.loss == "bradley_terry" and examples.unpaired:
         raise UserError(
             "reward_model.loss = 'bradley_terry' compares completions, but the data has single"
             " completions with a label. Use loss = 'bce'"
         )
-    compared = [task for task in assembly.tasks.train if isinstance(task, Comparison)]
-    if own.margin and {grade for task in compared for grade in task.grades} <= {0.0, 1.0}:
-        raise UserError(
-            "reward_model.margin = true, but no row says by how much a completion is better: all"
-            " margins would be 1. Name the column by comparisons.margin_field (now"
-            f" {recipe.comparisons.margin_field!r}), or set margin = false"
+    if own.loss == "bradley_terry" and examples.graded and not own.margin:
+        examples.notes.append(
+            "the grades say by how much a completion is better, which reward_model.margin = true"
+            " would add to the loss"
         )
     if own.length_debias and not examples.heldout:
         raise UserError(
