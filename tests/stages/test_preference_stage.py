@@ -13,6 +13,7 @@ import pytest
 from sixfold.checkpoint.listing import list_checkpoints
 from sixfold.errors import UserError
 from sixfold.recipe.memory import memory_of
+from sixfold.recipe.schema import PreferenceConfig, SftConfig
 from sixfold.recipe.toml import parse_staged
 from sixfold.stages.driver import train_stages
 from sixfold.stages.plans import stage_plans
@@ -269,3 +270,8 @@ def test_rounds_are_counted(tmp_path: Path, rounds: str) -> None:
     text = f'[[stages]]\nkind = "online"\nrounds = {rounds}\npreference.epochs = 1'
     with pytest.raises(UserError, match=r"rounds = .*: expected a whole number from 1"):
         parse_staged(text, "p.toml", flags(tmp_path))
+
+
+def test_the_learning_rate_is_a_tenth_of_that_of_sft() -> None:
+    assert PreferenceConfig().learning_rate == pytest.approx(SftConfig().learning_rate / 10)
+    assert PreferenceConfig().weight_decay == 0

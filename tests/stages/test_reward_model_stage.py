@@ -239,3 +239,43 @@ def test_rewards_without_their_length_are_what_is_measured(tmp_path: Path) -> No
     assert found[True][correlation] == found[False][correlation] > 0.9
     assert found[False]["reward_model/heldout_accuracy"] == 1.0
     assert found[True]["reward_model/heldout_accuracy"] < 0.9
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_online_rounds_prefer_what_a_reward_model_prefers(tmp_path: Path) -> None:
+    """The sampled completions have its rewards, by which the round compares them."""
+    text = TEXT.partition('[[stages]]\nkind = "rl"')[0].replace(
+        "[[stages]]",
+        """data.heldout = 8
+
+[[stages]]
+kind = "sft"
+sft.steps = 30
+sft.learning_rate = 1e-2
+
+[[stages]]""",
+    )
+    text += """
+[[stages]]
+kind = "online"
+rounds = 1
+model = "stage:sft"
+environment.rewards = ["stage:rm"]
+sample.tasks = 8
+sample.samples = 4
+preference.epochs = 1
+preference.examples_per_step = 4
+data.heldout = 0
+"""
+    assert train_stages(recipe(tmp_path, text)) == 0
+    folder = tmp_path / "p" / "stages"
+    scorer = Scorer(
+        load_reward_model(model_folder(str(folder / "rm"), reward_model=True), "cpu"), 4096
+    )
+    sampled = [json.loads(line) for line in (folder / "online-1-samples/dataset.jsonl").open()]
+    assert len({row["reward"] for row in sampled}) > 2
+    for row in sampled:
+        ids = scorer.encoded(Task("a", row["prompt"]), [row["completion"]], [True])
+        assert row["reward"] == pytest.approx(float(scorer.rewards(*ids)[0]), abs=1e-4)
+    assert result(tmp_path / "p")["online"]["metrics"][-1]["preference/accuracy"] >= 0.5
