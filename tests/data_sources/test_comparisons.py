@@ -315,10 +315,13 @@ def test_ranked_lists_and_several_right_answers(tmp_path: Path) -> None:
 
 def test_margins(tmp_path: Path) -> None:
     row = {"prompt": ASK, "chosen": "a", "rejected": "b"}
-    assert only(load(tmp_path, row | {"margin": 2.5})).grades == (2.5, 0.0)
+    assert only(load(tmp_path, row | {"margin": 2.5}, margins=True)).grades == (2.5, 0.0)
     assert only(load(tmp_path, row | {"margin": None})).grades == (1.0, 0.0)
-    named = load(tmp_path, row | {"gap": "0.5"}, preference={"margin_field": "gap"})
-    assert only(named).grades == (0.5, 0.0)
+    named = row | {"gap": "0.5"}, {"margin_field": "gap"}
+    assert only(load(tmp_path, named[0], preference=named[1], margins=True)).grades == (0.5, 0.0)
+    # Otherwise a loss of labels would take the margin for one.
+    unread = load(tmp_path, named[0], preference=named[1])
+    assert only(unread).grades == (1.0, 0.0) and "1 margins are not read" in unread.notes[0]
 
 
 def test_a_margin_that_is_asked_for_is_in_every_row(tmp_path: Path) -> None:

@@ -99,7 +99,8 @@ def load_comparisons(
         seed: draws the held-out comparisons and, with a limit, the rows.
         chat: whether the model has a chat template. With one, dialogues written as text become
             messages.
-        margins: whether grades have to say by how much a completion is better.
+        margins: whether grades have to say by how much a completion is better. If not, those of a
+            pair are 1 and 0.
 
     Raises:
         UserError: a source is missing or empty, or a row is no comparison. Names file and line.
@@ -125,7 +126,7 @@ def _convert(
         require(rows, "comparisons.form", column)
     read: list[tuple[Row, Comparison]] = []
     counts: Counter[Kind] = Counter()
-    begun = aside = 0
+    begun = aside = unused = 0
     for row in rows:
         for column, value in row.fields.items():
             check_value(row.where, column, value)
@@ -133,6 +134,9 @@ def _convert(
             if margins:
                 _check_margin(row, columns.form, config.margin_field)
             made = row_comparison(row, data, columns, config, chat)
+            if columns.form == "pair" and not margins:
+                unused += not set(made.grades) <= {0.0, 1.0}
+                made = replace(made, grades=tuple(float(grade > 0) for grade in made.grades))
             begun += _leaves_reply(row, data, made)
             aside += _leaves_prompt(row, data, made)
             read.append(
@@ -155,6 +159,7 @@ def _convert(
             *_left_out(+counts),
             *_labels([one for _, one in kept] if columns.form == "unpaired" else ()),
             *_unread(len(rows), begun, aside),
+            *([f"{unused} margins are not read, see reward_model.margin"] if unused else ()),
         )
     ]
     if not kept:

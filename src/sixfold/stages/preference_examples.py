@@ -61,7 +61,6 @@ class PreferenceExamples:
         steps_per_epoch: steps of a pass over the comparisons. 0 if sources are drawn by weight.
         sampled: True if some comparison says which weights sampled it.
         unpaired: True if some group has one completion, whose reward says whether it is liked.
-        graded: True if the grades are more than right and wrong, 1 and 0.
         cut_frac: share of the training pairs with a side whose end was cut (of completions, if
             there are no pairs).
 
@@ -108,9 +107,7 @@ class PreferenceExamples:
             )
         self.sampled = any(isinstance(task, Comparison) and task.model for task in kept)
         self.unpaired = any(len(one.completions) == 1 for one in self._stored.values())
-        stored = self._stored.values()
-        self.graded = any(c.grade not in (0.0, 1.0) for one in stored for c in one.completions)
-        self.cut_frac = _cut_frac(stored)
+        self.cut_frac = _cut_frac(self._stored.values())
         digest = hashlib.sha256()
         for one in self._stored.values():
             digest.update(one.prompt.tobytes())

@@ -52,11 +52,6 @@ def _comparisons(assembly: Assembly) -> Examples:
             "reward_model.loss = 'bradley_terry' compares completions, but the data has single"
             " completions with a label. Use loss = 'bce'"
         )
-    if own.loss == "bradley_terry" and examples.graded and not own.margin:
-        examples.notes.append(
-            "the grades say by how much a completion is better, which reward_model.margin = true"
-            " would add to the loss"
-        )
     if own.length_debias and not examples.heldout:
         raise UserError(
             "reward_model.length_debias is measured on held-out comparisons, and none are: set"
