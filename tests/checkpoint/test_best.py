@@ -56,7 +56,16 @@ def test_a_run_keeps_its_best_checkpoints_and_waits_for_a_better_one_also_after_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The run is evaluated every 2 steps and saved every 5. Steps 4 and 8 are the best."""
-    accuracy = {2: 0.1, 4: 0.9, 6: 0.5, 8: 0.6, 10: 0.2, 12: 0.3, 14: 0.9, 16: 0.95}
+    accuracy = {
+        2: 0.1,
+        4: 0.9,
+        6: 0.5,
+        8: 0.6,
+        10: 0.2,
+        12: 0.3,
+        14: 0.9,
+        16: 0.95,
+    } | dict.fromkeys(range(18, 61, 2), 0.99)
     evaluate = step_log.evaluate_policy
 
     def measured(*args: Any, **kwargs: Any) -> Any:
@@ -92,12 +101,19 @@ def test_a_run_keeps_its_best_checkpoints_and_waits_for_a_better_one_also_after_
         "text": "14 of 50 steps, run.patience = 5 reached: the best held-out accuracy is 5"
         " evaluations old",
     }
+    train(50, resume=True, **{"run.patience": 5})
+    assert "already finished: 14 of 50 steps, run.patience = 5" in capsys.readouterr().err
     assert train(60, resume=True, **{"run.target_accuracy": 0.95})[-1] == "step-000016"
     ended = json.loads((tmp_path / "r" / "summary.json").read_text())["ended"]
     assert ended["reason"] == "target_accuracy" and ended["step"] == 16
     capsys.readouterr()
     train(60, resume=True, **{"run.target_accuracy": 0.95})
     assert "already finished: 16 of 60 steps, run.target_accuracy" in capsys.readouterr().err
+    # A step that was logged after the newest checkpoint, by a process that was killed.
+    log = tmp_path / "r" / "metrics.jsonl"
+    log.write_text(log.read_text() + '{"step": 18, "heldout/accuracy": 0.99}\n')
+    train(60, resume=True, **{"run.target_accuracy": 0.98})
+    assert "already finished" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("setting", ["--eval.every=0", "--data.heldout=0"])

@@ -365,8 +365,16 @@ def test_windows_line_ends_separate_turns_too(tmp_path: Path) -> None:
     text = "\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant: "
     row = {"chosen": f"{text}d", "rejected": f"{text}e"}
     windows = {name: value.replace("\n", "\r\n") for name, value in row.items()}
-    assert only(load(tmp_path, windows)) == only(load(tmp_path, row))
-    assert only(load(tmp_path, {"prompt": windows["chosen"][:-1], **PAIR})).prompt
+    asked = {"prompt": text}, {"prompt": text.replace("\n", "\r\n")}
+    for chat in (True, False):
+        wanted = only(load(tmp_path, row, chat=chat))
+        assert only(load(tmp_path, windows, chat=chat)) == wanted
+        assert only(load(tmp_path, asked[1] | windows, chat=chat)) == wanted
+        assert only(load(tmp_path, asked[1] | PAIR, chat=chat)).prompt == (
+            only(load(tmp_path, asked[0] | PAIR, chat=chat)).prompt
+        )
+    with pytest.raises(UserError, match="ends with a turn of Human"):
+        load(tmp_path, asked[1] | {"chosen": "d\r\n\r\nHuman: e", "rejected": "f"})
 
 
 @pytest.mark.parametrize(
@@ -488,12 +496,26 @@ def test_rows_that_are_no_pair_are_counted_by_kind(tmp_path: Path) -> None:
         {"prompt": ASK, "chosen": ["2", "4", "2 "], "rejected": ["3", "3"]},
         {"prompt": [user("")], "chosen": "2", "rejected": "3"},
         {"prompt": ASK, "chosen": [reply("2"), user("why?")], "rejected": "3"},
+        {"prompt": ASK, "chosen": "2", "rejected": "3", "margin": ""},
     ]
     found = load(tmp_path, *rows, unanswered="drop")
-    assert [task.id for task in found.train] == ["train-0", "train-6"]
+    assert [task.id for task in found.train] == ["train-0", "train-6", "train-9"]
     noted = Counter(note.split(": ")[1].split(" are")[0] for note in found.notes)
     assert noted == {"3 rows": 1, "2 rows": 1, "1 comparisons": 2, "2 completions": 1}
     assert all(note.rstrip(".").count(". ") == 1 for note in found.notes[:4]), "a remedy each"
+
+
+def test_scores_and_labels_that_say_nothing_are_left_out(tmp_path: Path) -> None:
+    scored = [
+        {"prompt": ASK, "completion": text, "score": score}
+        for text, score in zip("abcd", (1, 2, "N/A", ""), strict=True)
+    ]
+    found = load(tmp_path, *scored, unanswered="drop")
+    assert only(found).grades == (1.0, 2.0) and "2 rows are left out" in found.notes[0]
+    with pytest.raises(UserError, match=r"rows\.jsonl:3: 'score' must be a finite number"):
+        load(tmp_path, *scored)
+    labels = [{"prompt": ASK, "completion": "a", "label": label} for label in (True, None)]
+    assert len(load(tmp_path, *labels, unanswered="drop").train) == 1
 
 
 def test_ties_are_counted_without_being_asked(tmp_path: Path) -> None:

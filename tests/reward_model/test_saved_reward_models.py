@@ -15,6 +15,8 @@ from transformers import (
     AutoTokenizer,
     BertConfig,
     BertForSequenceClassification,
+    LlamaConfig,
+    LlamaForSequenceClassification,
     ModernBertConfig,
     ModernBertForSequenceClassification,
     pipeline,
@@ -22,7 +24,7 @@ from transformers import (
 
 from sixfold.errors import UserError
 from sixfold.model.loading import load_policy
-from sixfold.model.scalar_head import scalar_head
+from sixfold.model.scalar_head import check_causal, scalar_head
 from sixfold.recipe.schema import ModelConfig, RewardScoringConfig
 from sixfold.reward_model.calibration import Calibration
 from sixfold.reward_model.model import load_reward_model
@@ -189,6 +191,16 @@ def test_encoders_are_refused(kind: Any, config: Any, tmp_path: Path) -> None:
     folder = saved(kind(made), own, tmp_path)
     with pytest.raises(UserError, match="is no causal decoder"):
         load_reward_model(str(folder), "cpu")
+
+
+def test_a_model_of_four_tokens_is_a_decoder_and_one_of_nan_is_none() -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = LlamaConfig(**sizes, vocab_size=4, intermediate_size=32, num_labels=1)
+    model = LlamaForSequenceClassification(config).eval()
+    check_causal(model, "here")
+    torch.nn.init.constant_(model.model.embed_tokens.weight, float("nan"))
+    with pytest.raises(UserError, match="here: its weights are not finite"):
+        check_causal(model, "here")
 
 
 @pytest.mark.parametrize(

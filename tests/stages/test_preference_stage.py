@@ -272,6 +272,30 @@ def test_rounds_are_counted(tmp_path: Path, rounds: str) -> None:
         parse_staged(text, "p.toml", flags(tmp_path))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "setting", ["run.patience = 2", "run.target_accuracy = 0.5", "checkpoint.keep_best = 1"]
+)
+def test_without_tasks_no_accuracy_can_be_aimed_for(tmp_path: Path, setting: str) -> None:
+    text = f"""\
+run.name = "p"
+data.source = "{write_pairs(tmp_path)}"
+data.heldout = 4
+
+[[stages]]
+kind = "preference"
+preference.steps = 2
+preference.examples_per_step = 4
+{setting}
+"""
+    given = flags(tmp_path)
+    for name in ("--data.source", "--data.heldout", "--data.arithmetic.digits"):
+        if name in given:
+            del given[given.index(name) : given.index(name) + 2]
+    with pytest.raises(UserError, match=f"{setting.partition(' =')[0]} = .* there are none"):
+        train_stages(parse_staged(text, "p.toml", given))
+
+
 def test_the_learning_rate_is_a_tenth_of_that_of_sft() -> None:
-    assert PreferenceConfig().learning_rate == pytest.approx(SftConfig().learning_rate / 10)
+    assert (PreferenceConfig().learning_rate, SftConfig().learning_rate) == (1e-4, 1e-3)
     assert PreferenceConfig().weight_decay == 0

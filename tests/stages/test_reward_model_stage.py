@@ -238,7 +238,7 @@ def test_rewards_without_their_length_are_what_is_measured(tmp_path: Path) -> No
     correlation = "reward_model/heldout_length_correlation"
     assert found[True][correlation] == found[False][correlation] > 0.9
     assert found[False]["reward_model/heldout_accuracy"] == 1.0
-    assert found[True]["reward_model/heldout_accuracy"] < 0.9
+    assert abs(found[True]["reward_model/heldout_accuracy"] - 0.5) < 0.35
 
 
 @pytest.mark.nightly

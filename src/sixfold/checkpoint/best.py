@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -46,11 +47,11 @@ class BestSteps:
         best = self._best_first()[:1]
         return sum(step > best[0] for step in self._accuracy) if best else 0
 
-    def replay(self, lines: Iterable[Mapping[str, object]]) -> None:
-        """Record the steps of an earlier process from lines of its metrics file."""
+    def replay(self, lines: Iterable[Mapping[str, object]], until: float = math.inf) -> None:
+        """Record the steps of an earlier process, up to one, from lines of its metrics file."""
         for metrics in lines:
             step = metrics.get("step")
-            if isinstance(step, int | float):
+            if isinstance(step, int | float) and step <= until:
                 self.observe(int(step), metrics)
 
     def among(self, checkpoints: Sequence[Path]) -> list[Path]:

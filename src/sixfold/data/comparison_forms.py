@@ -155,6 +155,8 @@ def completions(row: Row, columns: Columns, config: ComparisonsConfig) -> list[G
         grades: tuple[float, ...] = _verdict(row, columns.names[2], values[2])
     elif columns.form == "unpaired":
         name, label = columns.names[1], str(values[1]).lower()
+        if values[1] is None:
+            raise NoPair("unscored", f"{name!r} is null")
         if label not in _LIKED:
             raise UserError(f"{row.where}: {name!r} must be true or false, got {values[1]!r:.60}")
         grades = (_LIKED[label],)
@@ -173,7 +175,8 @@ def _pair(
             f"{row.where}: missing field {config.margin_field!r} (comparisons.margin_field); row"
             f" keys: {list(row.fields)}"
         )
-    better = 1.0 if margin in (MISSING, None) else _number(row, config.margin_field, margin)
+    unsaid = (MISSING, None, "")
+    better = 1.0 if margin in unsaid else _number(row, config.margin_field, margin)
     if better < 0:
         raise UserError(
             f"{row.where}: {config.margin_field!r} is {better:g}, but a margin says by how much the"

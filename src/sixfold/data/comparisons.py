@@ -52,7 +52,8 @@ _LEFT_OUT: dict[Kind, tuple[str, str]] = {
     "empty": ("rows", "a completion or a turn is empty. Write it"),
     "prompt": (
         "rows",
-        "their completions answer different prompts. Only the last reply may differ",
+        "their completions answer different prompts, or end with the user. Only the last reply may"
+        " differ",
     ),
     "unscored": ("rows", "a completion has no score, or a pair no margin. Add it"),
     "equal": ("comparisons", "their completions are equal. Write different ones"),
@@ -131,9 +132,9 @@ def _convert(
         for column, value in row.fields.items():
             check_value(row.where, column, value)
         try:
+            made = row_comparison(row, data, columns, config, chat)
             if margins:
                 _check_margin(row, columns.form, config.margin_field)
-            made = row_comparison(row, data, columns, config, chat)
             if columns.form == "pair" and not margins:
                 unused += not set(made.grades) <= {0.0, 1.0}
                 made = replace(made, grades=tuple(float(grade > 0) for grade in made.grades))
@@ -180,8 +181,8 @@ def _check_margin(row: Row, form: str, column: str) -> None:
     if form == "pair" and not has_value(row, column):
         raise NoPair(
             "unscored",
-            f"{column!r} says by how much 'chosen' is better, and has no number"
-            " (reward_model.margin = true, comparisons.margin_field)",
+            f"{column!r} says by how much 'chosen' is better, and has no number. Name another by"
+            " comparisons.margin_field, or set reward_model.margin = false",
         )
 
 
@@ -340,6 +341,7 @@ def _given_prompt(row: Row, data: DataConfig, chat: bool) -> tuple[Prompt | None
         raise UserError(
             f"{row.where}: {name!r} must be text or a list of messages, got {json_type(value)}"
         )
+    value = _lines(value)
     dialogue = is_dialogue(value)
     turned = chat and data.prompt_form == "messages" and dialogue
     return (_turns(value) if turned else value), dialogue
@@ -369,7 +371,13 @@ def _leaves_prompt(row: Row, data: DataConfig, made: Comparison) -> bool:
     value = stored_messages(row.where, column_value(row, name)) if name else None
     if not isinstance(value, str) or isinstance(made.prompt, str) or is_dialogue(value):
         return False
-    return value.strip() not in "\n".join(message["content"] for message in made.prompt)
+    said = "\n".join(message["content"] for message in made.prompt)
+    return _lines(value).strip() not in _lines(said)
+
+
+def _lines(text: str) -> str:
+    """A text with the line ends of Unix, by which dialogues are split."""
+    return text.replace("\r\n", "\n")
 
 
 def _completion(row: Row, column: str, value: Any) -> tuple[list[Message] | None, Reply]:
@@ -378,7 +386,7 @@ def _completion(row: Row, column: str, value: Any) -> tuple[list[Message] | None
     if _is_blank(value):
         raise NoPair("empty", f"{column!r} is empty")
     if isinstance(value, str):
-        return None, value
+        return None, _lines(value)
     if isinstance(value, Mapping):
         value = [value]
     if not isinstance(value, list):

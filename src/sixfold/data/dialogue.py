@@ -14,13 +14,12 @@ _ASKED = "\n\nHuman:"
 
 def is_dialogue(prompt: str) -> bool:
     """True if a prompt is a dialogue that ends where the assistant replies."""
-    prompt = _lines(prompt)
     return bool(_MARKER.match(prompt)) and prompt.rstrip().endswith(_REPLY)
 
 
 def split_dialogue(text: str) -> tuple[str, str] | None:
     """The dialogue up to its last "Assistant:", and the reply. None if the text is no dialogue."""
-    before, marker, reply = _lines(text).rpartition(_REPLY)
+    before, marker, reply = text.rpartition(_REPLY)
     return (before + marker, reply) if marker and is_dialogue(before + marker) else None
 
 
@@ -43,13 +42,8 @@ def asks_again(reply: str) -> bool:
 
 def turns(prompt: str) -> list[Message]:
     """The turns of a dialogue, without the "Assistant:" at its end. A turn may be empty."""
-    parts = _MARKER.split(_lines(prompt).rstrip().removesuffix(_REPLY))[1:]
+    parts = _MARKER.split(prompt.rstrip().removesuffix(_REPLY))[1:]
     return [
         Message(role=_ROLES[name], content=said.strip())
         for name, said in zip(parts[::2], parts[1::2], strict=True)
     ]
-
-
-def _lines(text: str) -> str:
-    """The text with line ends of Unix."""
-    return text.replace("\r\n", "\n")

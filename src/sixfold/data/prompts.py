@@ -229,8 +229,8 @@ def with_own_system(row: Row, data: DataConfig) -> DataConfig:
 
 
 def has_value(row: Row, path: str) -> bool:
-    """True if a row has a value at a path that is not null."""
-    return column_value(row, path) not in (MISSING, None)
+    """True if a row has a value at a path that is neither null nor an empty text."""
+    return column_value(row, path) not in (MISSING, None, "")
 
 
 def column_value(row: Row, path: str) -> Any:

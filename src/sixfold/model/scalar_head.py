@@ -104,12 +104,11 @@ def check_causal(model: PreTrainedModel, where: str) -> None:
         UserError: if it is no causal decoder.
     """
     body: Any = model.base_model
-    one, other = (
-        body(input_ids=torch.tensor([[1, 2, 3, last]], device=model.device)).last_hidden_state[
-            :, :3
-        ]
-        for last in (3, 4)
-    )
+    last = model.get_input_embeddings().weight.shape[0] - 1  # type: ignore[union-attr]
+    ids = torch.tensor([[0, 1, 0, last], [0, 1, 0, last - 1]], device=model.device)
+    one, other = body(input_ids=ids).last_hidden_state[:, :3]
+    if not one.isfinite().all():
+        raise UserError(f"{where}: its weights are not finite")
     if not torch.allclose(one, other, rtol=1e-3, atol=1e-4):
         raise UserError(
             f"{where}: {type(model).__name__} is no causal decoder: tokens read those after them."

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from ..types import DELTA_EDGES, LOG_RATIO_EDGES
 from .numbers import number, percent
 from .run_record import RunRecord, series
-from .schema import ROLES, find, role_seconds
+from .schema import ROLES, role_seconds
 from .svg import Line, area_chart, histogram, line_chart
 
 
@@ -203,7 +204,7 @@ def reward_model_figures(run: RunRecord) -> list[Figure]:
         ),
         Figure(
             "Score differences of the last evaluation, held-out pairs (healthy: 0.5 to 4)",
-            _last_histogram(run, "reward_model/heldout_delta_hist", "pairs"),
+            _last_histogram(run, "reward_model/heldout_delta_hist", DELTA_EDGES, "pairs"),
         ),
         _shares("Pairs with a healthy difference", [_line(run, healthy, "held-out")]),
         _single("Calibration error, held-out", run, "reward_model/heldout_calibration_error", 2),
@@ -234,7 +235,8 @@ def numerics_figures(run: RunRecord) -> list[Figure]:
             "Engine against trainer, |Δ log-prob|, nats", line_chart(mismatch, log=True), mismatch
         ),
         Figure(
-            "Log-ratio of the last step, tokens", _last_histogram(run, "train/ratio_hist", "tokens")
+            "Log-ratio of the last step, tokens",
+            _last_histogram(run, "train/ratio_hist", LOG_RATIO_EDGES, "tokens"),
         ),
         _single("Mean importance ratio", run, "train/ratio_mean", 3),
         _shares("Clipped tokens", clip, limits=None),
@@ -386,11 +388,11 @@ def _diverged_line(run: RunRecord) -> list[Line]:
     return [Line("fell while the reward rose", values, 3, dots=True)] if shown else []
 
 
-def _last_histogram(run: RunRecord, key: str, what: str) -> Markup:
-    """The newest value of a list metric, which counts something."""
-    metric, lists = find(key), [r[key] for r in run.metrics if isinstance(r.get(key), list)]
+def _last_histogram(run: RunRecord, key: str, edges: Sequence[float], what: str) -> Markup:
+    """The newest value of a list metric, which counts something in bins with these edges."""
+    lists = [record[key] for record in run.metrics if isinstance(record.get(key), list)]
     counts = [float(n) if isinstance(n, float | int) else 0.0 for n in (lists or [[]])[-1]]
-    return histogram(counts, metric.edges if metric else (), what)
+    return histogram(counts, edges, what)
 
 
 def _rollout_remark(share: float) -> str:

@@ -152,4 +152,5 @@ class Pace:
 
 def how_to_go_on(ending: Ending) -> str:
     """Tell the user which setting lets an ended run continue."""
-    return f"to continue, resume with a larger --run.{ending.reason}"
+    or_off = "" if ending.reason == "steps" else ", or 0"
+    return f"to continue, resume with a larger --run.{ending.reason}{or_off}"

@@ -27,6 +27,7 @@ from ..checks.prints import Prints
 from ..controller.schedule import read_schedule
 from ..data.task_set import TaskSet, given_tasks
 from ..environment.episode import MakeEpisode
+from ..errors import UserError
 from ..files.durable import write_text_atomic
 from ..files.folder import RunFolder, check_free, create_run, open_run, recover
 from ..model.device import resolve_device
@@ -198,6 +199,8 @@ def run_work(
             )
             stack.callback(assembly.close)
             work.load(assembly)
+            if work.trains and not work.own_model and not assembly.tasks.heldout:
+                _check_no_accuracy(recipe.run, recipe.checkpoint.keep_best)
             inputs = inputs_of(assembly, given.reward, work.algorithm, work.examples)
             state = _state_of(checkpoint, inputs, progress)
             run = _tried_folder(stack, run, assembly, resume is None, overwrite, progress)
@@ -225,6 +228,17 @@ def _stop_with_launcher() -> None:
     """Stop this rank if its torchrun is killed. Nobody could stop it then."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         signal_on_death_of_parent(signal.SIGTERM)
+
+
+def _check_no_accuracy(run: RunConfig, keep_best: int) -> None:
+    """Refuse settings that compare shares of solved held-out tasks, where there are none."""
+    asked = {"run.patience": run.patience, "run.target_accuracy": run.target_accuracy}
+    for name, value in {**asked, "checkpoint.keep_best": keep_best}.items():
+        if value:
+            raise UserError(
+                f"{name} = {value:g} compares shares of solved held-out tasks, and there are none:"
+                f" the recipe's own [data] names no tasks. Set {name} = 0"
+            )
 
 
 def _state_of(checkpoint: Checkpoint | None, inputs: Inputs, progress: Progress) -> RunState:
@@ -383,7 +397,8 @@ class Training:
     def _earlier_ending(self) -> Ending | None:
         """Limit at which an earlier process ended the run. None if the run has not ended."""
         state, seen = self.context.state, BestSteps(0)
-        seen.replay(read_metrics(self.context.folder.metrics))
+        # A process that was killed may have logged steps after its newest checkpoint.
+        seen.replay(read_metrics(self.context.folder.metrics), until=state.step)
         ending = reached_limit(self.context, self.assembly.recipe.run, seen)
         if not ending or state.unlogged or last_ending(self.context.folder) != ending.step:
             return None

@@ -153,18 +153,14 @@ class TrainingStage:
         return done
 
 
-def reached_limit(
-    context: RunContext, limits: RunConfig, best: BestSteps | None = None
-) -> Ending | None:
+def reached_limit(context: RunContext, limits: RunConfig, best: BestSteps) -> Ending | None:
     """Limit that has been reached after the current step. All ranks get the answer of rank 0.
 
     Args:
         context: the run.
         limits: the recipe's [run] section.
-        best: held-out accuracies. None if none is measured.
+        best: held-out accuracies.
     """
-    state, seen = context.state, best or BestSteps(0)
-    ended = why_ended(
-        limits, state.step, state.ema, context.seconds, best=seen.highest, waited=seen.since
-    )
+    state, seconds = context.state, context.seconds
+    ended = why_ended(limits, state.step, state.ema, seconds, best=best.highest, waited=best.since)
     return context.ranks.gather(ended)[0]  # the ranks' clocks differ

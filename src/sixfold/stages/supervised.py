@@ -267,7 +267,7 @@ class SupervisedLog(StepLog):
         recipe = self._assembly.recipe
         due = recipe.eval.every and step % recipe.eval.every == 0
         # The tasks are solved after the last step anyway.
-        if reached_limit(self._context, recipe.run) and not due:
+        if not due and reached_limit(self._context, recipe.run, BestSteps(0)):
             began = time.perf_counter()
             self._context.phase("evaluation")
             metrics |= self._heldout_metrics()
