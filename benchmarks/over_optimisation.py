@@ -26,13 +26,15 @@ from sixfold.report.numbers import percent, points
 from sixfold.report.svg import Line, line_chart
 from sixfold.stages.drift import read_drift
 
-STAGES = {"ppo": "with a KL penalty", "free": "without"}
+STAGES = {"ppo": "with a KL penalty", "free": "without, three times the learning rate"}
 MEANS = {
     "free": "none",
-    "ppo": "KL penalty, beta = 0.2, 60 steps",
+    "ppo": "a third of the learning rate, KL penalty, beta = 0.2, 60 steps",
+    "penalised": "KL penalty, beta = 0.2",
     "reset": "the same, reference reset every 10 steps",
     "stopped": "stop after 2 evaluations without a new best truth",
     "ensemble": "3 reward models, mean - 1 deviation",
+    "early": "10 steps",
     "refreshed": "10 steps, then a reward model of their samples",
 }
 SCORE, TRUTH = "reward/part/reward_model", "heldout/accuracy"
