@@ -373,6 +373,10 @@ def test_windows_line_ends_separate_turns_too(tmp_path: Path) -> None:
         assert only(load(tmp_path, asked[1] | PAIR, chat=chat)).prompt == (
             only(load(tmp_path, asked[0] | PAIR, chat=chat)).prompt
         )
+    sampled = {"prompt": "a\r\nb", "provenance": {"model": "m"}}
+    rows = [sampled | {"completion": f"{n}\r\n", "reward": n} for n in (0, 1)]
+    found = only(load(tmp_path, *rows))
+    assert (found.prompt, found.completions) == ("a\r\nb", ("0\r\n", "1\r\n"))
     with pytest.raises(UserError, match="ends with a turn of Human"):
         load(tmp_path, asked[1] | {"chosen": "d\r\n\r\nHuman: e", "rejected": "f"})
 

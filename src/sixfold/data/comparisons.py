@@ -341,7 +341,7 @@ def _given_prompt(row: Row, data: DataConfig, chat: bool) -> tuple[Prompt | None
         raise UserError(
             f"{row.where}: {name!r} must be text or a list of messages, got {json_type(value)}"
         )
-    value = _lines(value)
+    value = _lines(row, value)
     dialogue = is_dialogue(value)
     turned = chat and data.prompt_form == "messages" and dialogue
     return (_turns(value) if turned else value), dialogue
@@ -372,12 +372,12 @@ def _leaves_prompt(row: Row, data: DataConfig, made: Comparison) -> bool:
     if not isinstance(value, str) or isinstance(made.prompt, str) or is_dialogue(value):
         return False
     said = "\n".join(message["content"] for message in made.prompt)
-    return _lines(value).strip() not in _lines(said)
+    return _lines(row, value).strip() not in _lines(row, said)
 
 
-def _lines(text: str) -> str:
-    """A text with the line ends of Unix, by which dialogues are split."""
-    return text.replace("\r\n", "\n")
+def _lines(row: Row, text: str) -> str:
+    """A text with the line ends of Unix, by which dialogues are split. Samples stay as they are."""
+    return text if _named(row, "provenance.model") else text.replace("\r\n", "\n")
 
 
 def _completion(row: Row, column: str, value: Any) -> tuple[list[Message] | None, Reply]:
@@ -386,7 +386,7 @@ def _completion(row: Row, column: str, value: Any) -> tuple[list[Message] | None
     if _is_blank(value):
         raise NoPair("empty", f"{column!r} is empty")
     if isinstance(value, str):
-        return None, _lines(value)
+        return None, _lines(row, value)
     if isinstance(value, Mapping):
         value = [value]
     if not isinstance(value, list):
