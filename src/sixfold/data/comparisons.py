@@ -187,7 +187,7 @@ def _check_margin(row: Row, form: str, column: str) -> None:
 
 
 def _left_out(counts: Mapping[Kind, int]) -> Iterator[str]:
-    """What is left out, and why."""
+    """Notes on what is left out, and why."""
     for kind, (unit, why) in _LEFT_OUT.items():
         if kind in counts:
             yield f"{counts[kind]} {unit} are left out: {why}"
@@ -199,14 +199,14 @@ def _left_out(counts: Mapping[Kind, int]) -> Iterator[str]:
 
 
 def _labels(single: Sequence[Comparison]) -> Iterator[str]:
-    """Whether single completions all have one label."""
+    """A note if all single completions have the same label."""
     grades = {one.grades[0] for one in single}
     if len(grades) == 1:
         yield f"all {len(single)} completions have the label {str(grades == {1.0}).lower()}"
 
 
 def _unread(rows: int, begun: int, aside: int) -> Iterator[str]:
-    """What is not read of prompt columns.
+    """Notes on prompt columns, or the ends of prompts, that are not read.
 
     Args:
         begun: rows that `_leaves_reply` counts.
@@ -376,7 +376,9 @@ def _leaves_prompt(row: Row, data: DataConfig, made: Comparison) -> bool:
 
 
 def _lines(row: Row, text: str) -> str:
-    """A text with the line ends of Unix, by which dialogues are split. Samples stay as they are."""
+    """A text with line ends of Windows made those of Unix, by which the turns of a dialogue are
+    found. What a policy has sampled stays as it is.
+    """
     return text if _named(row, "provenance.model") else text.replace("\r\n", "\n")
 
 

@@ -116,7 +116,7 @@ def _message(where: str, given: Any) -> Message:
         )
     if role not in ROLES:
         raise UserError(f"{where}: unknown role {role!r}; expected {', '.join(ROLES)}")
-    # Templates tell an empty system message from none: some write their own in place of none.
+    # An empty system message is kept: where there is none, some templates write their own.
     if not content.strip() and not calls and role not in ("system", "tool"):
         raise UserError(f"{where}: empty prompt (a message without content)")
     read = {**message, "role": role, "content": content}

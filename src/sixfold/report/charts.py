@@ -157,13 +157,7 @@ def preference_figures(run: RunRecord) -> list[Figure]:
     if not (run.series("preference/margin") or run.series("preference/liked_reward")):
         return []
     pairs = [
-        _shares(
-            "Pairs in the right order",
-            [
-                _line(run, "preference/accuracy", "training", 6, thin=True),
-                _line_with_band(run, "preference/heldout_accuracy", "held-out"),
-            ],
-        ),
+        _pairs_in_order(run, "preference"),
         _lines(
             "Margin",
             _line(run, "preference/margin", "training", 6, thin=True),
@@ -190,18 +184,12 @@ def preference_figures(run: RunRecord) -> list[Figure]:
 
 
 def reward_model_figures(run: RunRecord) -> list[Figure]:
-    """Order, difference and calibration of a reward model's scores. Empty without one."""
+    """How well a reward model orders pairs, and how sure it is. Empty for other runs."""
     if not run.series("reward_model/accuracy"):
         return []
     healthy = "reward_model/heldout_healthy_frac"
     figures = [
-        _shares(
-            "Pairs in the right order",
-            [
-                _line(run, "reward_model/accuracy", "training", 6, thin=True),
-                _line_with_band(run, "reward_model/heldout_accuracy", "held-out"),
-            ],
-        ),
+        _pairs_in_order(run, "reward_model"),
         Figure(
             "Score differences of the last evaluation, held-out pairs (healthy: 0.5 to 4)",
             _last_histogram(run, "reward_model/heldout_delta_hist", DELTA_EDGES, "pairs"),
@@ -340,6 +328,12 @@ def _is_part(key: str) -> bool:
 
 def _line(run: RunRecord, key: str, label: str, colour: int = 0, thin: bool = False) -> Line:
     return Line(label, run.series(key), colour, thin)
+
+
+def _pairs_in_order(run: RunRecord, section: str) -> Figure:
+    training = _line(run, f"{section}/accuracy", "training", 6, thin=True)
+    heldout = _line_with_band(run, f"{section}/heldout_accuracy", "held-out")
+    return _shares("Pairs in the right order", [training, heldout])
 
 
 def _line_with_band(run: RunRecord, key: str, label: str) -> Line:

@@ -127,7 +127,7 @@ def area_chart(layers: Sequence[Line]) -> Markup:
 
 
 def histogram(counts: Sequence[float], edges: Sequence[float], what: str) -> Markup:
-    """Bars of counts of something between `edges`. The first and the last bar are open."""
+    """Bars of counts between `edges`, of what is counted. The first and the last bar are open."""
     total = sum(counts)
     if total <= 0 or len(counts) != len(edges) + 1:
         return _nothing()
