@@ -54,7 +54,7 @@ def end_facts(plan: Plan) -> list[Fact]:
     if run.target_reward:
         ends.append(f"when the moving average of the reward reaches {run.target_reward:g}")
     if run.target_accuracy:
-        ends.append(f"when the held-out accuracy is {run.target_accuracy:g}")
+        ends.append(f"when the held-out accuracy reaches {run.target_accuracy:g}")
     if run.patience:
         ends.append(f"when {run.patience} held-out evaluations have given no new best")
     return [Fact("ends", " or ".join(ends) + (", whichever comes first" if len(ends) > 1 else ""))]
