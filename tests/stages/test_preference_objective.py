@@ -304,6 +304,23 @@ def test_heldout_comparisons_have_the_metrics_of_one_step() -> None:
     assert 0 <= low < won < high <= 1  # type: ignore[operator]
 
 
+@pytest.mark.parametrize("right", [True, False])
+@pytest.mark.parametrize("completions", [3, 4, 6])
+def test_comparisons_with_all_pairs_in_one_order_have_the_accuracy_1_or_0(
+    completions: int, right: bool
+) -> None:
+    """Thirds, sixths and fifteenths of pairs do not add up to 1 in floating point."""
+    policy, reference = models()
+    (group,) = comparisons(grades=[tuple(map(float, range(completions)))])
+    batch = collate([group])
+    with torch.no_grad():
+        ratio = (plain_logp(policy, batch) - plain_logp(reference, batch)).sum(-1)
+    for row, value in zip(group.trajectories, ratio.tolist(), strict=True):
+        row.reward = Reward(value if right else -value)
+    found = make(mixture("dpo"), policy, reference).heldout([group])
+    assert found["preference/heldout_accuracy"] == float(right)
+
+
 def test_comparisons_of_the_first_policy_are_counted() -> None:
     """Also after a resume, when the policy has other weights."""
     groups = [

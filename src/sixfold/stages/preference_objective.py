@@ -337,11 +337,10 @@ def _won(gap: Tensor) -> Tensor:
 
 def _accuracies(pairs: Pairs, groups: Sequence[int], mixture: Mixture) -> list[float]:
     """Share of the pairs of each group that the policy orders right. groups: that of each pair."""
-    found: dict[int, float] = {}
-    won = (pairs.weights * _won(mixture.margin(pairs))).tolist()
-    for group, share in zip(groups, won, strict=True):
-        found[group] = found.get(group, 0.0) + share
-    return list(found.values())
+    found: dict[int, list[float]] = {}
+    for group, won in zip(groups, _won(mixture.margin(pairs)).tolist(), strict=True):
+        found.setdefault(group, []).append(won)
+    return [sum(won) / len(won) for won in found.values()]
 
 
 def _joined(parts: Sequence[Pairs | Unpaired]) -> Pairs | Unpaired:
