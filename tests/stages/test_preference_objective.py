@@ -314,8 +314,8 @@ def test_comparisons_with_all_pairs_in_one_order_have_the_accuracy_1_or_0(
     (group,) = comparisons(grades=[tuple(map(float, range(completions)))])
     batch = collate([group])
     with torch.no_grad():
-        ratio = (plain_logp(policy, batch) - plain_logp(reference, batch)).sum(-1)
-    for row, value in zip(group.trajectories, ratio.tolist(), strict=True):
+        logp, ref = (plain_logp(copy.deepcopy(model), batch) for model in (policy, reference))
+    for row, value in zip(group.trajectories, (logp - ref).sum(-1).tolist(), strict=True):
         row.reward = Reward(value if right else -value)
     found = make(mixture("dpo"), policy, reference).heldout([group])
     assert found["preference/heldout_accuracy"] == float(right)
