@@ -6,6 +6,7 @@ import importlib
 import json
 import random
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from sixfold.commands import eval as evaluate
 from sixfold.commands.export import export
 from sixfold.errors import UserError
 from sixfold.recipe.stages import StagedRecipe
-from sixfold.recipe.toml import parse_recipe, parse_staged
+from sixfold.recipe.toml import load_staged, parse_recipe, parse_staged
+from sixfold.stages.artifact import Artifact
 from sixfold.stages.driver import train_stages
 from tests.run.processes import start
 from tests.stages.staged_runs import TEXT, flags, result, staged
@@ -187,6 +189,52 @@ def test_a_stage_is_evaluated_on_its_own_dataset(tmp_path: Path) -> None:
         (folder / "recipe.toml").write_text(parse_staged(text, "p.toml", ()).dump())
     found = evaluate.recipe_of(stage / "recipe.toml", ())
     assert found.data.source == str(tmp_path / "stages/keep/dataset.jsonl")
+
+
+def test_a_run_is_evaluated_by_what_its_stages_have_made(tmp_path: Path) -> None:
+    """A reward model of an earlier stage is a folder, not a dataset."""
+    text = (
+        '[[stages]]\nkind = "sample"\nname = "drawn"\nsample.keep = "all"\n'
+        '[[stages]]\nkind = "reward_model"\nname = "judge"\nreward_model.steps = 5\n'
+        'data.source = "stage:drawn"\n'
+        '[[stages]]\nkind = "rl"\nenvironment.rewards = ["stage:judge,stage:judge", "arithmetic"]\n'
+    )
+    stages = {name: tmp_path / "stages" / name for name in ("drawn", "judge", "rl")}
+    for name, folder in stages.items():
+        folder.mkdir(parents=True)
+        made, path = ("dataset", "dataset.jsonl") if name == "drawn" else ("model", "checkpoints/5")
+        whole = Artifact(name, "", made, path, "", {}, {})
+        (folder / "artifact.json").write_text(json.dumps(asdict(whole)))
+        (folder / "recipe.toml").write_text("")
+    (tmp_path / "recipe.toml").write_text(parse_staged(text, "p.toml", ()).dump())
+    model = stages["judge"] / "checkpoints/5"
+    for named in (tmp_path, stages["rl"]):
+        found = evaluate.recipe_of(named / "recipe.toml", ()).environment.rewards
+        assert found == (f"reward_model:{model},{model}", "arithmetic")
+
+
+@pytest.mark.slow
+def test_a_change_that_is_refused_is_not_recorded(run: Path, whole: Path, place: Path) -> None:
+    last = run / "stages" / "last"
+    for name in ("artifact.json", "summary.json", "drift.json"):
+        (last / name).unlink()
+    shutil.rmtree(last / "checkpoints" / "step-000002")
+    end = "run.steps = 2\nmodel.lora.rank = "
+    with pytest.raises(UserError, match=r"model\.lora\.rank cannot change from 2 to 4 on resume"):
+        train_stages(changed(place, f"{end}2", f"{end}4"), resume=run)
+    again = load_staged(str(run / "recipe.toml"), ())
+    assert train_stages(again, resume=run) == 0
+    assert result(run) == result(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", [{"only": "second"}, {"first": "second"}])
+def test_finished_stages_are_not_overwritten_for_one(
+    run: Path, whole: Path, place: Path, asked: dict[str, str]
+) -> None:
+    with pytest.raises(UserError, match=r"its stages first, second, .* --from second makes"):
+        train_stages(staged(place), overwrite=True, **asked)
+    assert result(run) == result(whole)
 
 
 @pytest.mark.nightly

@@ -31,7 +31,7 @@ from ..recipe.schema import ComparisonsConfig, EvalConfig, PrmConfig, Recipe, Ru
 from ..recipe.stages import STAGES
 from ..recipe.toml import load_recipe, load_staged
 from ..report.numbers import percent
-from ..stages.artifact import DATASET
+from ..stages.artifact import DATASET, read_artifact
 from .eval_table import (
     add_interval,
     print_columns,
@@ -172,8 +172,14 @@ def recipe_of(own: Path, settings: Sequence[str]) -> Recipe:
     if not staged.stages:
         return staged.base
     stage = model_stage(own.parent) if whole == own.parent else own.parent
-    datasets = {one.name: str(whole / STAGES / one.name / DATASET) for one in staged.stages}
-    return staged.evaluation(stage.name, str(whole), datasets)
+    folders = {one.name: whole / STAGES / one.name for one in staged.stages}
+    return staged.evaluation(stage.name, str(whole), {n: _made(at) for n, at in folders.items()})
+
+
+def _made(stage: Path) -> str:
+    """Path of what a stage has made, or of the dataset that it will make."""
+    artifact = read_artifact(stage)
+    return str(stage / (artifact.path if artifact else DATASET))
 
 
 def _note_differences(recipe: Recipe, run: str, settings: Sequence[str]) -> None:

@@ -132,6 +132,7 @@ def run_work(
     resume: Path | None = None,
     overwrite: bool = False,
     given: Given = Given(),
+    accepted: Callable[[], None] | None = None,
     after: Callable[[RunContext, Assembly], None] | None = None,
 ) -> int:
     """Do some work in the folder of a run, or resume it there.
@@ -143,6 +144,8 @@ def run_work(
         resume: folder of the run to resume.
         overwrite: replace an earlier run of the same name.
         given: objects given from Python.
+        accepted: called when nothing refuses the recipe any more, before it is written into the
+            folder. None: nothing is.
         after: called when the work is done. None: nothing is.
 
     Returns:
@@ -208,7 +211,9 @@ def run_work(
                 write_text_atomic(run.replay_of, f"{given.replayed.parent}\n")
             best = BestSteps(recipe.checkpoint.keep_best)
             began = started - state.seconds
-            context = _context(run, assembly, inputs, best, state, progress, interrupts, began)
+            context = _context(
+                run, assembly, inputs, best, state, progress, interrupts, began, accepted
+            )
             stack.callback(context.saver.settle)
             with context.gone_in_words():
                 if work.trains:
@@ -311,13 +316,16 @@ def _context(
     progress: Progress,
     interrupts: Interrupts,
     started: float,
+    accepted: Callable[[], None] | None,
 ) -> RunContext:
-    """What the stages of a run share. started: as in `RunContext`."""
+    """What the stages of a run share. started: as in `RunContext`. accepted: as in `run_work`."""
 
     def warn(text: str) -> None:
         context.warn(text)
 
     def write_recipe() -> None:
+        if accepted:
+            accepted()
         write_text_atomic(run.recipe, dump_recipe(assembly.recipe))
         commits = {**assembly.policy.hub_commits, **assembly.tasks.hub_commits}
         run.write_environment(sys.argv, commits)

@@ -65,6 +65,12 @@ class StagedRun:
         self._ranks = ranks
         self._say = say
 
+    def record(self) -> None:
+        """Write the recipe and the versions of the whole run."""
+        run = RunFolder(self._folder)
+        write_text_atomic(run.recipe, self._staged.dump())
+        run.write_environment(sys.argv, {})
+
     def folder_of(self, name: str) -> Path:
         """Folder of a stage."""
         return self._folder / STAGES / name
@@ -197,7 +203,15 @@ class StagedRun:
         if "model.path" in dict(stage.inputs) and stage.row.makes == "model":
             after = partial(measure, recipe.model.path)
         given = Given(tasks=self._tasks(stage, recipe.data))
-        return run_work(recipe, kind.work(), self._ranks, resume=resume, given=given, after=after)
+        return run_work(
+            recipe,
+            kind.work(),
+            self._ranks,
+            resume=resume,
+            given=given,
+            accepted=self.record,
+            after=after,
+        )
 
     def _tasks(self, stage: Stage, data: DataConfig) -> TaskSet | None:
         """Tasks of a stage that trains on other rows than the tasks of the recipe's [data].
@@ -273,6 +287,8 @@ def train_stages(
         chosen = (staged.stages[staged.position(only, name)],)
     if first:
         chosen = staged.stages[staged.position(first, name) :]
+    if overwrite and (one := only or first):
+        _check_nothing_lost(folder, one)
     ranks = connected_ranks(base.run, base.parallel)
     with ExitStack() as stack:
         stack.enter_context(
@@ -294,18 +310,29 @@ def train_stages(
             stages.check(chosen, anew=bool(first))
             if first:
                 stages.replace(chosen)
-            write_text_atomic(run.recipe, staged.dump())
-            run.write_environment(sys.argv, {})
+            if not earlier or overwrite or first:
+                stages.record()  # otherwise when the stage that goes on has accepted the recipe
         ranks.barrier("the folder of the stages")
         stages = StagedRun(staged, folder, ranks, say)
         code = stages.go(chosen)
         if not code and not ranks.rank:
+            stages.record()
             run.end()
             stages.end()
             write_table(folder, staged)
             Console().print(screen_tables(folder))
             say(f"report: {write_report(folder)}")
         return code
+
+
+def _check_nothing_lost(folder: Path, stage: str) -> None:
+    """Refuse to replace a run with finished stages by one of which only some stages are made."""
+    made = [path.name for path in RunFolder(folder).stages if read_artifact(path)]
+    if made:
+        raise UserError(
+            f"--overwrite replaces the whole run {folder}, and its stages {', '.join(made)} are"
+            f" finished. Leave it out: --from {stage} makes that stage and those after it again"
+        )
 
 
 def _remove_unused(run: RunFolder) -> None:

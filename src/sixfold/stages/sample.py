@@ -181,12 +181,12 @@ class SampleRun:
         """Record the recipe, or refuse blocks that were sampled from something else."""
         if self._context.ranks.rank:
             return
-        self._context.write_recipe()
         inputs = {"model": self._model, **settings_of(self._assembly.recipe)}
         if self._scorer:
             inputs["sample.search.scorer, weights"] = self._scorer
         path = self._context.folder.path / INPUTS
         if not path.is_file():
+            self._context.write_recipe()
             write_json_atomic(path, inputs)
             return
         saved = json.loads(path.read_bytes())
@@ -197,6 +197,7 @@ class SampleRun:
                 f" {inputs[changed[0]]!r}). Leave it as it was, or sample again with --from"
                 f" {self._assembly.recipe.run.name}"
             )
+        self._context.write_recipe()
 
     def _finished(self) -> bool:
         """True if the dataset is written, with its summary."""
