@@ -216,6 +216,14 @@ ONE_PAIR: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {},
     ),
     "best of two": ({"prompt": ASK, "completions": [GOOD, BAD], "num_correct": 1}, {}),
+    "best of two, as CSV has it": (
+        {"prompt": ASK, "completions": json.dumps([GOOD, BAD]), "num_correct": "1.0"},
+        {},
+    ),
+    "scores, as CSV has them": (
+        {"prompt": ASK, "completions": json.dumps([BAD, GOOD]), "scores": "[1, 2]"},
+        {},
+    ),
 }
 
 
@@ -398,10 +406,43 @@ def test_windows_line_ends_separate_turns_too(tmp_path: Path) -> None:
             ],
             "1 of 1 rows have whole conversations, and beside them a prompt that is not in them",
         ),
+        (
+            [{"question": ASK, "context": "2 is one more.", "chosen": "2", "rejected": "3"}],
+            "1 of 1 rows have a text in 'context' that is not in the prompt",
+        ),
+        (
+            [{"prompt": ASK, "input": "in words", "chosen": "2", "rejected": "3"}],
+            "1 of 1 rows have a text in 'input' that is not in the prompt",
+        ),
+        (
+            [{"prompt": ASK, "chosen": "2", "rejected": "3", "margin": n} for n in (1, 2)],
+            "1 comparisons repeat an earlier one",
+        ),
+        (
+            [{"prompt": ASK, "completions": ["2", "3"], "scores": [n, 5]} for n in (3, 9, 8)],
+            "2 comparisons contradict an earlier one",
+        ),
+        (
+            [{"prompt": ASK, "completion": "2", "label": n} for n in (True, False)],
+            "1 comparisons contradict an earlier one",
+        ),
     ],
 )
 def test_what_is_not_read_is_noted(tmp_path: Path, rows: list[dict[str, Any]], noted: str) -> None:
-    assert any(noted in note for note in load(tmp_path, *rows).notes)
+    given = {"prompt_field": "question"} if "question" in rows[0] else {}
+    assert any(noted in note for note in load(tmp_path, *rows, **given).notes)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        ULTRAFEEDBACK | {"instruction": ASK, "context": ""},
+        {"prompt": ASK, "messages": [user(ASK), reply("2")], "chosen": "2", "rejected": "3"},
+        {"prompt": f"{ASK}\nin words", "input": "in words", "chosen": "2", "rejected": "3"},
+    ],
+)
+def test_a_column_that_repeats_the_prompt_is_not_noted(tmp_path: Path, row: dict[str, Any]) -> None:
+    assert load(tmp_path, row).notes == []
 
 
 def test_the_prompt_of_several_turns_is_all_but_the_last_reply(tmp_path: Path) -> None:
@@ -502,10 +543,14 @@ def test_rows_that_are_no_pair_are_counted_by_kind(tmp_path: Path) -> None:
         {"prompt": ASK, "chosen": [reply("2"), user("why?")], "rejected": "3"},
         {"prompt": ASK, "chosen": "2", "rejected": "3", "margin": ""},
     ]
+    null = {"prompt": ASK, "completion_A": "2", "completion_B": "3", "label": None}
+    found = load(tmp_path, null | {"label": "A"}, null, unanswered="drop")
+    assert len(found.train) == 1 and "no score or verdict" in found.notes[0]
     found = load(tmp_path, *rows, unanswered="drop")
     assert [task.id for task in found.train] == ["train-0", "train-6", "train-9"]
     noted = Counter(note.split(": ")[1].split(" are")[0] for note in found.notes)
-    assert noted == {"3 rows": 1, "2 rows": 1, "1 comparisons": 2, "2 completions": 1}
+    repeats = {"1 comparisons repeat an earlier one": 1}
+    assert noted == {"3 rows": 1, "2 rows": 1, "1 comparisons": 2, "2 completions": 1} | repeats
     assert all(note.rstrip(".").count(". ") == 1 for note in found.notes[:4]), "a remedy each"
 
 
@@ -676,6 +721,37 @@ BAD_ROWS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         LIST | {"num_correct": 3},
         {},
         "'num_correct' must be a number from 0 to 2",
+    ),
+    "half a right completion": (
+        LIST | {"num_correct": 1.5},
+        {},
+        "'num_correct' must be a number from 0 to 2, .* got 1.5",
+    ),
+    "no verdict": (
+        {"prompt": ASK, "completion_A": "2", "completion_B": "3", "label": None},
+        {},
+        "'label' is null.*'drop'",
+    ),
+    "two system messages in one row": (
+        {
+            "system": "a",
+            "prompt": [{"role": "system", "content": "b"}, user(ASK)],
+            "chosen": "2",
+            "rejected": "3",
+        },
+        {},
+        "the column 'system' is not the system message among the row's messages",
+    ),
+    "a prompt without the system message of the conversations": (
+        {
+            "prompt": [user(ASK)],
+            **{
+                side: [{"role": "system", "content": "b"}, user(ASK), reply(text)]
+                for side, text in (("chosen", "2"), ("rejected", "3"))
+            },
+        },
+        {},
+        "the prompt 'prompt' differs from what comes before the last reply of the completions",
     ),
     "a reward that is no number": (
         {"prompt": ASK, "completion": "2", "reward": "good"},

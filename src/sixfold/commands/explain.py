@@ -14,6 +14,7 @@ from ..recipe.explain import Fact, explain
 from ..recipe.explain.rollout import measured_facts
 from ..recipe.explain.stages import overview
 from ..recipe.plan import Plan, make_plan
+from ..recipe.read_stages import unread
 from ..recipe.toml import load_staged, split_stage
 from ..report.staged import stage_times
 from ..report.untrusted import visible
@@ -58,6 +59,8 @@ def run(arguments: Sequence[str]) -> int:
             raise UserError(f"--render: name a stage, {file}:{staged.stages[-1].name}")
         times = stage_times(Path(staged.base.run.dir) / staged.base.run.name)
         print(visible(overview(staged, stage_plans(staged, file), file, times)))
+        for note in unread(staged):
+            print(visible(note))
         return 0
     recipe = with_model_folders(staged.planned(name, file) if name else staged.base)
     plan = make_plan(recipe)

@@ -26,7 +26,7 @@ Kind = Literal[
 
 - empty: a completion, or a turn before it, has no text.
 - prompt: the completions do not answer one prompt.
-- unscored: a completion has no score, or a pair no margin.
+- unscored: a completion has no score or verdict, or a pair no margin.
 - equal: all completions are equal.
 - tie: no completion is better than another.
 - duplicate: a completion is equal to an earlier one of its prompt. Only the completion is left out.
@@ -198,19 +198,18 @@ def _listed(
     row: Row, columns: Columns, values: Sequence[Any], config: ComparisonsConfig
 ) -> list[Graded]:
     """Completions of a list. Each is text, messages, or an object that has them in a field."""
-    name, items = columns.names[0], values[0]
-    if isinstance(items, str) and items.lstrip().startswith("["):
-        items = parse_json(f"{row.where}: {name!r}", items)
+    name = columns.names[0]
+    items = _items(row, name, values[0])
     if not isinstance(items, list):
         raise UserError(
             f"{row.where}: {name!r} must be a list of completions, got {json_type(items)}"
         )
     if columns.form == "best_of":
-        right = values[1]
-        if not isinstance(right, int) or isinstance(right, bool) or not 0 <= right <= len(items):
+        right = _number(row, columns.names[1], values[1])  # CSV has text, and pandas 1.0
+        if not 0 <= right <= len(items) or right % 1:
             raise UserError(
-                f"{row.where}: 'num_correct' must be a number from 0 to {len(items)}, the number of"
-                f" completions, got {right!r:.60}"
+                f"{row.where}: 'num_correct' must be a number from 0 to {len(items)}, the number"
+                f" of completions, got {values[1]!r:.60}"
             )
         grades = [float(at < right) for at in range(len(items))]
     else:
@@ -238,7 +237,8 @@ def _scores(row: Row, items: Sequence[Any], config: ComparisonsConfig) -> list[f
             columns = [column for column in (name, f"{name}s") if column in row.fields]
             if not columns:
                 continue
-            where, listed = columns[0], column_value(row, columns[0])
+            where = columns[0]
+            listed = _items(row, where, column_value(row, where))
             if not isinstance(listed, list) or len(listed) != len(items):
                 raise UserError(
                     f"{row.where}: {where!r} must be a list of {len(items)} numbers, one for each"
@@ -251,6 +251,13 @@ def _scores(row: Row, items: Sequence[Any], config: ComparisonsConfig) -> list[f
         f"{row.where}: the completions in {config.completions_field!r} have no {wanted}: neither a"
         " field of each, nor a list beside them. comparisons.score_field names another"
     )
+
+
+def _items(row: Row, name: str, value: Any) -> Any:
+    """A list, which CSV holds as JSON text."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        return parse_json(f"{row.where}: {name!r}", value)
+    return value
 
 
 def _score(row: Row, name: str, value: Any) -> float:
@@ -268,6 +275,8 @@ def _score(row: Row, name: str, value: Any) -> float:
 
 def _verdict(row: Row, name: str, value: Any) -> tuple[float, float]:
     """Grades of A and B."""
+    if value is None:
+        raise NoPair("unscored", f"{name!r} is null")
     verdict = _VERDICTS.get(str(value).strip().lower())
     if verdict is None:
         raise UserError(

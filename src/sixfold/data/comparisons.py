@@ -29,6 +29,7 @@ from .files import Row
 from .json_text import json_type
 from .messages import chat_messages, has_empty_turn, stored_messages
 from .prompts import (
+    SYSTEM,
     column_value,
     has_value,
     shown_tools,
@@ -55,7 +56,7 @@ _LEFT_OUT: dict[Kind, tuple[str, str]] = {
         "their completions answer different prompts, or end with the user. Only the last reply may"
         " differ",
     ),
-    "unscored": ("rows", "a completion has no score, or a pair no margin. Add it"),
+    "unscored": ("rows", "a completion has no score or verdict, or a pair no margin. Add it"),
     "equal": ("comparisons", "their completions are equal. Write different ones"),
     "tie": (
         "comparisons",
@@ -127,6 +128,7 @@ def _convert(
         require(rows, "comparisons.form", column)
     read: list[tuple[Row, Comparison]] = []
     counts: Counter[Kind] = Counter()
+    beside: Counter[str] = Counter()
     begun = aside = unused = 0
     for row in rows:
         for column, value in row.fields.items():
@@ -140,6 +142,7 @@ def _convert(
                 made = replace(made, grades=tuple(float(grade > 0) for grade in made.grades))
             begun += _leaves_reply(row, data, made)
             aside += _leaves_prompt(row, data, made)
+            beside.update(_left_columns(row, data, made))
             read.append(
                 (row, replace(made, id=row_id(row, data.id_field) or f"{name}-{row.number}"))
             )
@@ -159,8 +162,9 @@ def _convert(
         for note in (
             *_left_out(+counts),
             *_labels([one for _, one in kept] if columns.form == "unpaired" else ()),
-            *_unread(len(rows), begun, aside),
+            *_unread(len(rows), begun, aside, beside),
             *([f"{unused} margins are not read, see reward_model.margin"] if unused else ()),
+            *_repeated([one for _, one in kept]),
         )
     ]
     if not kept:
@@ -205,17 +209,40 @@ def _labels(single: Sequence[Comparison]) -> Iterator[str]:
         yield f"all {len(single)} completions have the label {str(grades == {1.0}).lower()}"
 
 
-def _unread(rows: int, begun: int, aside: int) -> Iterator[str]:
+def _repeated(comparisons: Sequence[Comparison]) -> Iterator[str]:
+    """Notes on comparisons of the same completions of one prompt."""
+    seen: dict[tuple[str, frozenset[str]], list[tuple[float, str]]] = {}
+    equal = other = 0
+    for one in comparisons:
+        ranks = [sorted(set(one.grades)).index(grade) for grade in one.grades]
+        places = one.grades if len(ranks) == 1 else ranks  # a single one has a label
+        order = sorted(zip(places, map(_text, one.completions), strict=True))
+        key = (one.prompt_key, frozenset(text for _, text in order))
+        equal += seen.get(key) == order
+        other += seen.setdefault(key, order) != order
+    if equal:
+        yield f"{equal} comparisons repeat an earlier one"
+    if other:
+        yield f"{other} comparisons contradict an earlier one: the same completions, in other order"
+
+
+def _unread(rows: int, begun: int, aside: int, beside: Mapping[str, int]) -> Iterator[str]:
     """Notes on prompt columns, or the ends of prompts, that are not read.
 
     Args:
         begun: rows that `_leaves_reply` counts.
         aside: rows that `_leaves_prompt` counts.
+        beside: rows by column that `_left_columns` finds.
     """
     if aside:
         yield (
             f"{aside} of {rows} rows have whole conversations, and beside them a prompt that is not"
             " in them. It is not read"
+        )
+    for name, count in beside.items():
+        yield (
+            f"{count} of {rows} rows have a text in {name!r} that is not in the prompt. It is not"
+            " read"
         )
     if begun:
         remedy = " (data.prompt_form = 'continued': the completions continue it)"
@@ -279,6 +306,12 @@ def row_comparison(
             f" {list(row.fields)}"
         )
     if any(other != prompt for other in prompts):
+        if isinstance(given, list) and all(other == prompt for other in prompts[:-1]):
+            raise NoPair(
+                "prompt",
+                f"the prompt {_prompt_column(row, data)!r} differs from what comes before the last"
+                " reply of the completions",
+            )
         raise NoPair(
             "prompt",
             "the completions answer different prompts; only the last reply of a conversation may"
@@ -287,7 +320,8 @@ def row_comparison(
     form = task_form(data)
     if form != "messages":
         replies = [_as_text(row, reply, form) for reply in replies]
-    told = task_prompt(replace(row, fields={data.prompt_field: prompt}), data)
+    system = {SYSTEM: row.fields[SYSTEM]} if SYSTEM in row.fields else {}
+    told = task_prompt(replace(row, fields={**system, data.prompt_field: prompt}), data)
     if isinstance(told, str) and not all(isinstance(reply, str) for reply in replies):
         told = (Message(role="user", content=told),)
     return Comparison(
@@ -368,11 +402,24 @@ def _leaves_reply(row: Row, data: DataConfig, made: Comparison) -> bool:
 def _leaves_prompt(row: Row, data: DataConfig, made: Comparison) -> bool:
     """True if a text in the prompt column is no part of the conversations that are read."""
     name = _prompt_column(row, data)
-    value = stored_messages(row.where, column_value(row, name)) if name else None
-    if not isinstance(value, str) or isinstance(made.prompt, str) or is_dialogue(value):
+    return name is not None and not isinstance(made.prompt, str) and _leaves(row, name, made)
+
+
+def _leaves(row: Row, name: str, made: Comparison) -> bool:
+    """True if a column has a text that is not in the prompt."""
+    value = stored_messages(row.where, column_value(row, name))
+    if not isinstance(value, str) or is_dialogue(value):
         return False
-    said = "\n".join(message["content"] for message in made.prompt)
+    told = made.prompt
+    said = told if isinstance(told, str) else "\n".join(message["content"] for message in told)
     return _lines(row, value).strip() not in _lines(row, said)
+
+
+def _left_columns(row: Row, data: DataConfig, made: Comparison) -> list[str]:
+    """Columns of other names for a prompt, or a part of one, that are not in the prompt."""
+    names = dict.fromkeys((data.prompt_field, *_PROMPTS, "input"))
+    read = _prompt_column(row, data)
+    return [name for name in names if read and name != read and _leaves(row, name, made)]
 
 
 def _lines(row: Row, text: str) -> str:
@@ -491,10 +538,14 @@ def _distinct(comparison: Comparison) -> Comparison:
     """The comparison with the first of equal completions, in order. It has their mean grade."""
     equal: dict[str, list[int]] = {}
     for at, reply in enumerate(comparison.completions):
-        text = reply.strip() if isinstance(reply, str) else json.dumps(reply, sort_keys=True)
-        equal.setdefault(text, []).append(at)
+        equal.setdefault(_text(reply), []).append(at)
     grades = [fmean(comparison.grades[at] for at in same) for same in equal.values()]
     return replace(_only(comparison, [at for at, *_ in equal.values()]), grades=tuple(grades))
+
+
+def _text(reply: Reply) -> str:
+    """What tells replies apart."""
+    return reply.strip() if isinstance(reply, str) else json.dumps(reply, sort_keys=True)
 
 
 def _compared(whole: Comparison, config: ComparisonsConfig, unpaired: bool) -> Comparison:

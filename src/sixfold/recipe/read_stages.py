@@ -18,6 +18,7 @@ from .keys import check_keys
 from .knobs import knobs, sections
 from .online import ONLINE, ROUNDS, online_stages
 from .preference_plan import READ_BY, check_reference, check_sampled, resolve_losses
+from .resume_policy import settings_of
 from .reward_models import PRM, is_implicit, listed_models, reward_model_paths
 from .schema import NAME, LoraConfig, SampleConfig, SourceConfig
 from .settled import settled
@@ -439,30 +440,50 @@ def _check_own(key: str, kind: str, where: str) -> None:
             f"{where}: run.seed belongs to the whole run, because it decides which tasks are held"
             " out: with another one a stage would train on them"
         )
+    if reason := _why_unread(key, kind):
+        raise UserError(f"{where}: {reason}")
+
+
+def unread(staged: StagedRecipe) -> list[str]:
+    """Settings above the stages that no stage reads, each with what would be right for the last."""
+    found = []
+    for key, value in settings_of(staged.base).items():
+        if value == knobs()[key].default or key.startswith("comparisons."):  # read by sixfold eval
+            continue
+        reasons = [_why_unread(key, stage.kind) for stage in staged.stages]
+        if reasons and all(reasons):
+            found.append(f"no stage reads {key}: {reasons[-1]}")
+    return found
+
+
+def _why_unread(key: str, kind: str) -> str:
+    """Why a stage does not read a setting, and what would be right. Empty if it does."""
     row = kind_row(kind)
     if key == "run.steps" != row.steps:
         instead = f"Set {row.steps}" if row.steps else "Leave it out"
-        raise UserError(f"{where}: run.steps counts the steps of RL. {instead}")
+        return f"run.steps counts the steps of RL. {instead}"
     solved = ("run.patience", "run.target_accuracy", "checkpoint.keep_best")
     if key in solved and row.makes == "reward_model":
-        raise UserError(
-            f"{where}: {key} compares shares of solved held-out tasks, and a reward model solves"
-            " none. Remove it"
+        return (
+            f"{key} compares shares of solved held-out tasks, and a reward model solves none."
+            " Remove it"
         )
     section, _, name = key.partition(".")
     if section == "trainer" and f"{row.sections[0] if row.sections else ''}.{name}" in knobs():
-        raise UserError(
-            f"{where}: {key} has no effect, because stages of kind {kind} have their own. Set"
+        return (
+            f"{key} has no effect, because stages of kind {kind} have their own. Set"
             f" {row.sections[0]}.{name}"
         )
     owners = [other for other, known in KINDS.items() if section in known.sections]
     if owners and section not in row.sections:
-        raise UserError(
-            f"{where}: {key} belongs to stages of kind {' or '.join(owners)}, and this one is of"
-            f" kind {kind}"
+        return (
+            f"{key} belongs to stages of kind {' or '.join(owners)}, and this one is of kind {kind}"
         )
-    if ignores(kind, section):
-        raise UserError(f"{where}: {key} has no effect on a stage of kind {kind}. Remove it")
+    return (
+        f"{key} has no effect on a stage of kind {kind}. Remove it"
+        if ignores(kind, section)
+        else ""
+    )
 
 
 def _check_inputs(stage: Stage, earlier: Sequence[Stage], where: str) -> None:

@@ -31,6 +31,7 @@ from ..files.durable import disk_errors, faultpoint, write_text_atomic
 from ..files.folder import MARKER, RunFolder, create_run, open_run, recover
 from ..ranks import Ranks, together
 from ..recipe.dump import flat
+from ..recipe.read_stages import unread
 from ..recipe.schema import DataConfig
 from ..recipe.stages import STAGES, Stage, StagedRecipe, in_stage
 from ..recipe.toml import load_recipe
@@ -295,6 +296,8 @@ def train_stages(
             ranks.ending_together(lambda: f"Go on with: sixfold train --resume {folder}")
         )
         say = Progress().note if not ranks.rank else _silent
+        for note in unread(staged):
+            say(note)
         if not ranks.rank:
             earlier = resume or ((only or first) and RunFolder(folder).recipe.is_file())
             if earlier and not overwrite:
