@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import anyio
@@ -12,6 +12,7 @@ from anyio.to_thread import run_sync
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from .api_error import ApiError
 from .bounds import BodyReader, parse_body, shortened
@@ -98,18 +99,22 @@ async def _http_refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = shortened(request.url.path)
     message = (
-        f"path not found: {request.method} {path}{_hint(path)}"
+        f"path not found: {request.method} {path}{_hint(path, request.app.routes)}"
         if error.status_code == 404
         else f"{request.method} is not allowed on {path}"
     )
     return as_response(ApiError(error.status_code, message, headers=error.headers))
 
 
-def _hint(path: str) -> str:
-    """Hint for the likeliest mistakes: a base URL without /v1 or with an extra path."""
+def _hint(path: str, routes: Sequence[Route]) -> str:
+    """Hint for the likeliest mistakes: a wrong base URL, or a reward model taken for a policy."""
     known = ("/chat/completions", "/completions", "/models", "/responses")
     end = next((name for name in known if path.rstrip("/").endswith(name)), None)
-    return f". Did you mean /v1{end}? The base URL of this server ends with /v1" if end else ""
+    if not end:
+        return ""
+    if any(route.path.endswith(f"/v1{end}") for route in routes):
+        return f". Did you mean /v1{end}? The base URL of this server ends with /v1"
+    return f". This server has {', '.join(route.path for route in routes)}"
 
 
 async def _gone(request: Request, error: Exception) -> Response:

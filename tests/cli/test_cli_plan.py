@@ -176,6 +176,13 @@ def test_the_shipped_small_recipes_have_plans(capsys: pytest.CaptureFixture[str]
     assert "not for adapters" in page(capsys, "gsm8k_lora_7b", "--gpus", "4xL4")
 
 
+def test_a_stage_has_a_plan_if_it_is_of_kind_rl(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "model from scratch" in page(capsys, "rlhf:ppo", "--gpus", "L4")
+    assert "rlhf:judge is of kind reward_model, and" in refused(capsys, "rlhf:judge")
+    assert "no stage 'ppp'. Did you mean 'ppo'?" in refused(capsys, "rlhf:ppp")
+    assert "name one of them" in refused(capsys, "rlhf")
+
+
 HARDWARE = """\
 count = 1
 memory_gb = 24

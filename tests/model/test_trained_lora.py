@@ -22,6 +22,7 @@ from sixfold.errors import UserError
 from sixfold.model.causal_lm import CausalLM, Segments, head_logits, hidden_states
 from sixfold.model.merge import merge_into
 from sixfold.model.trained_lora import TrainedLora, add_lora
+from sixfold.model.weights_hash import weights_hash
 from sixfold.recipe.adapter_folder import Base
 from sixfold.recipe.schema import LoraConfig, TrainerConfig
 from sixfold.reference.frozen import FrozenReference, FusedReference
@@ -76,6 +77,15 @@ def batch() -> Batch:
 
     made = collate([Group(Task(t, "?"), [trajectory(t, k) for k in range(2)]) for t in ("a", "b")])
     return made.with_(weights=made.mask / made.mask.sum())
+
+
+def test_an_adapter_that_has_not_been_trained_leaves_the_weights_of_its_base(tiny: Tiny) -> None:
+    """So samples of a policy are on-policy for a stage that trains an adapter on it."""
+    model = tiny("qwen3")
+    lora = adapted(model)
+    assert lora.adds_nothing() and not moved(lora).adds_nothing()
+    assert weights_hash(lora.base.state_dict()) == weights_hash(model.state_dict())
+    assert not adapted(model, dora=True).adds_nothing()
 
 
 def loss(batch: Batch, logp: Tensor) -> LossOutput:

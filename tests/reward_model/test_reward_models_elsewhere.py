@@ -338,7 +338,7 @@ def test_other_clients_get_the_forms_of_vllm_and_openrlhf(folder: Path) -> None:
             ("/classify", {**raw, "input": [3] * 9000}, 400, "reads at most"),
             ("/classify", {**raw, "input": [[3] * 9000]}, 400, "reads at most"),
             ("/classify", {**raw, "input": ["3"] * 9000}, 400, "9000 items"),
-            ("/v1/chat/completions", {}, 404, "path not found"),
+            ("/v1/chat/completions", {}, 404, "This server has /classify, /get_reward, /v1/"),
         ):
             answer = posted(path, body)
             assert (answer.status_code, said in answer.text) == (status, True), answer.text

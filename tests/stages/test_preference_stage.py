@@ -149,8 +149,9 @@ def test_an_adapter_learns_and_is_saved(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_online_rounds_train_on_what_the_newest_policy_samples(tmp_path: Path) -> None:
-    text = """\
+@pytest.mark.parametrize("lora", ["", "model.lora.rank = 2"])
+def test_online_rounds_train_on_what_the_newest_policy_samples(tmp_path: Path, lora: str) -> None:
+    text = f"""\
 run.name = "p"
 [[stages]]
 kind = "sft"
@@ -163,6 +164,7 @@ sample.tasks = 8
 sample.samples = 32
 preference.steps = 1
 preference.examples_per_step = 4
+{lora}
 """
     text = text.replace("tests/stages", str(Path(__file__).parent))
     staged = parse_staged(text, "p.toml", flags(tmp_path))

@@ -60,6 +60,11 @@ class TrainedLora:
         """Trained parameters, by their names in PEFT's files."""
         return {file_name(name): p for name, p in self.model.named_parameters() if is_lora(name)}
 
+    def adds_nothing(self) -> bool:
+        """True before the first update: B = 0. A DoRA adapter rescales, so False for it."""
+        ups = (layer.lora_B[NAME].weight for layer in self.layers.values())
+        return not self.config.dora and not any(bool(up.any()) for up in ups)
+
     @torch.no_grad()
     def adapter(self) -> LoraAdapter:
         """The current matrices of the adapter. `up` is a scaled copy, `down` the live parameter.

@@ -30,6 +30,7 @@ from ..model.half_weights import store_in_bfloat16
 from ..model.loading import Policy, load_policy, origin_of
 from ..model.trained_lora import check_adapter
 from ..model.turn_end import TurnEnd
+from ..model.weights_hash import weights_hash
 from ..processes.deadline import Deadline
 from ..ranks import ALONE, Ranks
 from ..recipe.adapter_folder import is_adapter
@@ -167,6 +168,13 @@ class Assembly:
         if not isinstance(self.engine, Engine):
             return replace(self.policy, model=whole_model(self.policy.model))
         return replace(self.policy, model=cast(PreTrainedModel, self.engine.runner.model.module))
+
+    def policy_hash(self) -> str:
+        """Hash of the policy's weights. An adapter that adds nothing leaves that of its base."""
+        lora = self.policy.lora
+        if lora and not self.shards and lora.adds_nothing():
+            return weights_hash(lora.base.state_dict())
+        return weights_hash(self.whole_policy.weights())
 
     def train_adapter(self, base: Path) -> None:
         """Freeze the policy's weights, and train a new adapter from now on.

@@ -125,9 +125,6 @@ def _objective(assembly: Assembly, examples: Examples, folder: Path) -> Objectiv
     def teacher() -> PreTrainedModel | None:
         return load_teacher(path, assembly.policy, assembly.policy.context) if path else None
 
-    def own_hash() -> str:
-        return weights_hash(assembly.whole_policy.weights())
-
     def fill(cached: CachedReference) -> None:
         """Compute the reference's log-probs with the policy itself, which is still untrained."""
         groups = [*examples.everything(), *examples.heldout]
@@ -157,5 +154,5 @@ def _objective(assembly: Assembly, examples: Examples, folder: Path) -> Objectiv
         teacher=bool(path) and prepare is None,
         cut_frac=examples.cut_frac,
         prepare=prepare,
-        policy_hash=own_hash if examples.sampled else None,
+        policy_hash=assembly.policy_hash if examples.sampled else None,
     )

@@ -24,7 +24,6 @@ from ..data.task_set import drawn_tasks
 from ..errors import UserError
 from ..files.blocks import done_blocks, join, read_rows, write_block
 from ..files.durable import write_json_atomic
-from ..model.weights_hash import weights_hash
 from ..plugins import ROLLOUTS, load
 from ..ranks import together
 from ..recipe.dump import flat
@@ -126,7 +125,7 @@ class SampleRun:
         self._mixes = mixes
         self._blocks = [tasks[at : at + size] for at in range(0, len(tasks), size)]
         self._folder = context.folder.path / BLOCKS
-        self._model = weights_hash(assembly.whole_policy.weights())
+        self._model = assembly.policy_hash()
         search = load(ROLLOUTS, "search")(assembly) if self._config.search.method else None
         self._scorer: str = search.scorer_weights if search else ""
         self._collector = Collector(

@@ -12,7 +12,8 @@ from sixfold.errors import UserError, nearest
 from sixfold.recipe.dump import toml_literal
 from sixfold.recipe.find import shipped_recipes
 from sixfold.recipe.schema import Recipe
-from sixfold.recipe.toml import load_recipe, parse_recipe
+from sixfold.recipe.stages import StagedRecipe
+from sixfold.recipe.toml import load_recipe, load_staged, parse_recipe, split_stage
 
 from ..architectures import (
     Architecture,
@@ -94,7 +95,10 @@ def _recipe(target: str, settings: Sequence[str]) -> tuple[Recipe, Architecture 
         path = path.parent
     if (path / "config.json").is_file():
         return parse_recipe(_with_model(str(path.resolve())), target, settings), None
-    if target in shipped_recipes() or path.suffix == ".toml" or path.exists():
+    file, stage = split_stage(target)
+    if file in shipped_recipes() or Path(file).suffix == ".toml" or path.exists():
+        if stage:
+            _check_kind(load_staged(file, settings), file, stage)
         return with_model_folders(load_recipe(target, settings)), None
     size = _number(target)
     if size is not None and size < LEAST_SIZE:
@@ -112,6 +116,15 @@ def _recipe(target: str, settings: Sequence[str]) -> tuple[Recipe, Architecture 
             f" 7B.{nearest(target, names)} Recipes: {', '.join(sorted(shipped_recipes()))}"
         )
     return parse_recipe(_with_model(arch.name.replace(" ", "-")), target, settings), arch
+
+
+def _check_kind(staged: StagedRecipe, file: str, stage: str) -> None:
+    kind = staged.stages[staged.position(stage, file)].kind
+    if kind != "rl":
+        raise UserError(
+            f"{file}:{stage} is of kind {kind}, and sixfold plan estimates stages of kind rl. Its"
+            f" settings: sixfold explain {file}:{stage}"
+        )
 
 
 def _number(target: str) -> float | None:
