@@ -91,6 +91,12 @@ def test_an_existing_run_is_refused_with_its_progress_and_untouched(tmp_path: Pa
         create_run(tmp_path, "demo")
     for stage in ("pretrain", "sft"):
         (run.path / "stages" / stage).mkdir(parents=True)
+    run.recipe.write_text('[[stages]]\nname = "pretrain"\n[[stages]]\nname = "sft"\n')
+    for stage, step in (("pretrain", 30), ("sft", 4)):
+        folder = run.path / "stages" / stage
+        (folder / "metrics.jsonl").write_text(f'{{"step": {step}}}\n')
+        with pytest.raises(UserError, match=rf"already holds a run \(step {step} of stage {stage}"):
+            create_run(tmp_path, "demo")
     (run.path / "stages" / "pretrain" / "artifact.json").touch()
     with pytest.raises(UserError, match=r"already holds a run \(1 finished stage\)"):
         create_run(tmp_path, "demo")

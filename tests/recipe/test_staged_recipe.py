@@ -10,9 +10,11 @@ import pytest
 from sixfold.errors import UserError
 from sixfold.recipe.dump import flat
 from sixfold.recipe.explain import explain
+from sixfold.recipe.find import shipped_recipes
 from sixfold.recipe.plan import make_plan
+from sixfold.recipe.read_stages import unread
 from sixfold.recipe.stages import StagedRecipe
-from sixfold.recipe.toml import load_recipe, parse_recipe, parse_staged
+from sixfold.recipe.toml import load_recipe, load_staged, parse_recipe, parse_staged
 
 TEXT = """\
 [run]
@@ -280,6 +282,46 @@ def test_other_rows_are_evaluated_on_the_tasks_of_the_recipe_if_it_has_some() ->
     own = staged(EVALUATED.replace("SOURCE", "sums.jsonl") + SAMPLED + "data.heldout = 3\n")
     data = own.evaluated_on(own.stages[-1])
     assert data and (data.source, data.heldout) == ("stage:sample", 3)
+
+
+UNREAD = """\
+[run]
+patience = 2
+[trainer]
+learning_rate = 1e-3
+[rollout]
+samples_per_prompt = 3
+[comparisons]
+pairs = "extremes"
+"""
+LAST = {
+    kind: f'[[stages]]\nkind = "{kind}"\n{kind}.steps = 2\ndata.source = "a"\n'
+    for kind in ("preference", "reward_model")
+} | {"rl": '[[stages]]\nkind = "rl"\n'}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "settings"),
+    [
+        (["preference"], ["trainer.learning_rate", "algorithm.beta"]),
+        (["reward_model"], ["run.patience", "trainer.learning_rate", "algorithm.beta"]),
+        (["preference", "reward_model"], ["trainer.learning_rate", "algorithm.beta"]),
+        (["reward_model", "rl"], []),
+    ],
+)
+def test_settings_that_no_stage_reads_are_named(kinds: list[str], settings: list[str]) -> None:
+    whole = parse_staged(
+        UNREAD + "".join(LAST[kind] for kind in kinds), "p.toml", ["--algorithm.beta", "0.1"]
+    )
+    notes = unread(whole)
+    assert sorted(note.split()[3].rstrip(":") for note in notes) == sorted(settings)
+    if settings:
+        own = f"Set {kinds[-1]}.learning_rate"
+        assert any(note.endswith(own) for note in notes)
+
+
+def test_the_shipped_recipes_set_nothing_that_no_stage_reads() -> None:
+    assert not any(unread(load_staged(name)) for name in shipped_recipes())
 
 
 DISTILLED = """\

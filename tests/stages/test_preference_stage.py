@@ -122,9 +122,13 @@ def test_a_cached_reference_is_the_frozen_one(tmp_path: Path) -> None:
 @pytest.mark.mostly_nightly(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", ["kto", "bco", "simpo", "beta_dpo"])
-def test_losses_of_other_kinds_train_and_are_evaluated(tmp_path: Path, loss: str) -> None:
+def test_losses_of_other_kinds_train_and_are_evaluated(
+    tmp_path: Path, loss: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     logged = metrics(train(tmp_path, "preference.steps = 2", f'preference.losses = ["{loss}"]'))
     key = "liked_reward" if loss in ("kto", "bco") else "margin"
+    said = " ".join(capsys.readouterr().err.split())
+    assert ("liked are those whose grade is above the mean" in said) == (key == "liked_reward")
     assert all(f"preference/{key}" in line for line in logged)
     assert logged[-1]["preference/heldout_loss"] > 0
 
