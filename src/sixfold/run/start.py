@@ -144,8 +144,7 @@ def run_work(
         resume: folder of the run to resume.
         overwrite: replace an earlier run of the same name.
         given: objects given from Python.
-        accepted: called when nothing refuses the recipe any more, before it is written into the
-            folder. None: nothing is.
+        accepted: called before the recipe is recorded, as nothing has refused it. None: nothing is.
         after: called when the work is done. None: nothing is.
 
     Returns:
@@ -202,17 +201,15 @@ def run_work(
             )
             stack.callback(assembly.close)
             work.load(assembly)
-            if work.trains and not work.own_model and not assembly.tasks.heldout:
-                _check_no_accuracy(recipe.run, recipe.checkpoint.keep_best)
+            _check_accuracy(work, assembly)
             inputs = inputs_of(assembly, given.reward, work.algorithm, work.examples)
             state = _state_of(checkpoint, inputs, progress)
             run = _tried_folder(stack, run, assembly, resume is None, overwrite, progress)
             if given.replayed:
                 write_text_atomic(run.replay_of, f"{given.replayed.parent}\n")
             best = BestSteps(recipe.checkpoint.keep_best)
-            began = started - state.seconds
             context = _context(
-                run, assembly, inputs, best, state, progress, interrupts, began, accepted
+                run, assembly, inputs, best, state, progress, interrupts, started, accepted
             )
             stack.callback(context.saver.settle)
             with context.gone_in_words():
@@ -235,8 +232,11 @@ def _stop_with_launcher() -> None:
         signal_on_death_of_parent(signal.SIGTERM)
 
 
-def _check_no_accuracy(run: RunConfig, keep_best: int) -> None:
+def _check_accuracy(work: Work, assembly: Assembly) -> None:
     """Refuse settings that compare shares of solved held-out tasks, where there are none."""
+    if not work.trains or work.own_model or assembly.tasks.heldout:
+        return
+    run, keep_best = assembly.recipe.run, assembly.recipe.checkpoint.keep_best
     asked = {"run.patience": run.patience, "run.target_accuracy": run.target_accuracy}
     for name, value in {**asked, "checkpoint.keep_best": keep_best}.items():
         if value:
@@ -318,7 +318,7 @@ def _context(
     started: float,
     accepted: Callable[[], None] | None,
 ) -> RunContext:
-    """What the stages of a run share. started: as in `RunContext`. accepted: as in `run_work`."""
+    """What the stages of a run share. started, accepted: as in `run_work`."""
 
     def warn(text: str) -> None:
         context.warn(text)
@@ -330,11 +330,11 @@ def _context(
         commits = {**assembly.policy.hub_commits, **assembly.tasks.hub_commits}
         run.write_environment(sys.argv, commits)
 
-    settings = assembly.recipe.checkpoint
+    settings, began = assembly.recipe.checkpoint, started - state.seconds
     saver = Saver(run.checkpoints, assembly.ranks, settings, asdict(inputs), best, warn)
     notes = Notes(run.path, progress.note)
     context = RunContext(
-        run, assembly.ranks, progress, interrupts, notes, saver, state, started, write_recipe
+        run, assembly.ranks, progress, interrupts, notes, saver, state, began, write_recipe
     )
     return context
 
