@@ -208,9 +208,12 @@ def test_a_run_is_evaluated_by_what_its_stages_have_made(tmp_path: Path) -> None
         (folder / "recipe.toml").write_text("")
     (tmp_path / "recipe.toml").write_text(parse_staged(text, "p.toml", ()).dump())
     model = stages["judge"] / "checkpoints/5"
-    for named in (tmp_path, stages["rl"]):
-        found = evaluate.recipe_of(named / "recipe.toml", ()).environment.rewards
-        assert found == (f"reward_model:{model},{model}", "arithmetic")
+    recipes = [evaluate.recipe_of(at / "recipe.toml", ()) for at in (tmp_path, stages["rl"])]
+    (file := tmp_path / "p.toml").write_text(text)
+    place = ("--run.dir", str(tmp_path.parent), "--run.name", tmp_path.name)
+    for recipe in (*recipes, evaluate.named_recipe(f"{file}:rl", place)):
+        assert recipe.environment.rewards == (f"reward_model:{model},{model}", "arithmetic")
+    assert evaluate.named_recipe(f"{file}:judge", place).data.source == "stage:drawn"
 
 
 @pytest.mark.slow

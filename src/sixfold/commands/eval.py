@@ -28,8 +28,8 @@ from ..recipe.find import shipped_recipes
 from ..recipe.hub_names import not_found
 from ..recipe.plan import make_plan
 from ..recipe.schema import ComparisonsConfig, EvalConfig, PrmConfig, Recipe, RunConfig
-from ..recipe.stages import STAGES
-from ..recipe.toml import load_recipe, load_staged
+from ..recipe.stages import STAGES, StagedRecipe
+from ..recipe.toml import load_recipe, load_staged, split_stage
 from ..report.numbers import percent
 from ..stages.artifact import DATASET, read_artifact
 from .eval_table import (
@@ -108,7 +108,7 @@ def run(arguments: Sequence[str]) -> int:
                 f" sixfold eval RECIPE {' '.join(named)}"
             )
     recipe = with_model_folders(
-        recipe_of(own, given.settings) if own else load_recipe(named[0], given.settings)
+        recipe_of(own, given.settings) if own else named_recipe(named[0], given.settings)
     )
     if not checkpoints:
         raise UserError(
@@ -172,14 +172,28 @@ def recipe_of(own: Path, settings: Sequence[str]) -> Recipe:
     if not staged.stages:
         return staged.base
     stage = model_stage(own.parent) if whole == own.parent else own.parent
-    folders = {one.name: whole / STAGES / one.name for one in staged.stages}
-    return staged.evaluation(stage.name, str(whole), {n: _made(at) for n, at in folders.items()})
+    return staged.evaluation(stage.name, str(whole), _made(staged, whole))
 
 
-def _made(stage: Path) -> str:
-    """Path of what a stage has made, or of the dataset that it will make."""
-    artifact = read_artifact(stage)
-    return str(stage / (artifact.path if artifact else DATASET))
+def named_recipe(text: str, settings: Sequence[str]) -> Recipe:
+    """A recipe, or a stage of one. What earlier stages have made is that of the recipe's run."""
+    file, name = split_stage(text)
+    if not name:
+        return load_recipe(text, settings)
+    staged = load_staged(file, settings)
+    if staged.stages[staged.position(name, file)].row.makes == "reward_model":
+        return load_recipe(text, settings)  # evaluated on the comparisons that it names
+    run = staged.base.run
+    return staged.evaluation(name, text, _made(staged, Path(run.dir) / run.name))
+
+
+def _made(staged: StagedRecipe, run: Path) -> dict[str, str]:
+    """Path of what each stage of a run has made, or of the dataset that it will make."""
+    folders = {stage.name: run / STAGES / stage.name for stage in staged.stages}
+    artifacts = {name: read_artifact(folder) for name, folder in folders.items()}
+    return {
+        name: str(folders[name] / (one.path if one else DATASET)) for name, one in artifacts.items()
+    }
 
 
 def _note_differences(recipe: Recipe, run: str, settings: Sequence[str]) -> None:
