@@ -328,7 +328,8 @@ def test_a_reward_model_has_its_figures(tmp_path: Path) -> None:
         "reward_model/heldout_calibration_error": 0.125,
         "reward_model/heldout_length_correlation": -0.25,
     }
-    (tmp_path / "recipe.toml").write_text("[run]\nname = 'p'\n")
+    recipe = "[run]\nname = 'p'\n[algorithm]\nname = 'grpo'\n"  # a run records every section
+    (tmp_path / "recipe.toml").write_text(recipe)
     logger = JsonlLogger(tmp_path / "metrics.jsonl")
     for step in (1, 2):
         logger.log(step, {"reward_model/accuracy": 0.5, **heldout})
@@ -343,6 +344,7 @@ def test_a_reward_model_has_its_figures(tmp_path: Path) -> None:
         "Correlation of score and length, held-out",
     ):
         assert words in shown_text, words
+    assert "grpo" not in page.text.partition("Pairs in")[0]
     figure = reward_model_figures(read_run(tmp_path))[0]
     assert figure.legend[1].band == [(1, 0.5, 0.9), (2, 0.5, 0.9)]
 

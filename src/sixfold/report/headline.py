@@ -75,11 +75,17 @@ def header(run: RunRecord) -> Header:
         "model": _model(table(run.recipe, "model")),
         "adapter": adapter_of(run.path, run.recipe),
         "task": _task(table(run.recipe, "data")),
-        "algorithm": _text(table(run.recipe, "algorithm").get("name")),
+        "algorithm": _algorithm(run),
         "started": _text(run.environment.get("started"))[:16].replace("T", " "),
         "ended": _how_it_ended(run),
     }
     return Header(run.name, [Fact(name, text) for name, text in found.items() if text])
+
+
+def _algorithm(run: RunRecord) -> str:
+    """Name of the algorithm. Stages that sample nothing have none, though their recipe names one."""
+    sampled = not run.metrics or run.series("reward/mean")
+    return _text(table(run.recipe, "algorithm").get("name")) if sampled else ""
 
 
 def heldout(run: RunRecord) -> HeldOut:
