@@ -408,7 +408,7 @@ def test_windows_line_ends_separate_turns_too(tmp_path: Path) -> None:
         ),
         (
             [{"question": ASK, "context": "2 is one more.", "chosen": "2", "rejected": "3"}],
-            "1 of 1 rows have a text in 'context' that is not in the prompt",
+            "1 of 1 rows have a text in 'context' that is not in the prompt column",
         ),
         (
             [{"prompt": ASK, "input": "in words", "chosen": "2", "rejected": "3"}],
@@ -416,7 +416,7 @@ def test_windows_line_ends_separate_turns_too(tmp_path: Path) -> None:
         ),
         (
             [{"prompt": ASK, "chosen": "2", "rejected": "3", "margin": n} for n in (1, 2)],
-            "1 comparisons repeat an earlier one",
+            "1 comparisons repeat an earlier one (the first: ",
         ),
         (
             [{"prompt": ASK, "completions": ["2", "3"], "scores": [n, 5]} for n in (3, 9, 8)],
@@ -438,11 +438,24 @@ def test_what_is_not_read_is_noted(tmp_path: Path, rows: list[dict[str, Any]], n
     [
         ULTRAFEEDBACK | {"instruction": ASK, "context": ""},
         {"prompt": ASK, "messages": [user(ASK), reply("2")], "chosen": "2", "rejected": "3"},
-        {"prompt": f"{ASK}\nin words", "input": "in words", "chosen": "2", "rejected": "3"},
+        {"prompt": f"{ASK}\nin  words", "input": "in words", "chosen": "2", "rejected": "3"},
+        {"prompt": ASK, "chosen": "2", "rejected": "3", "messages": "[{'role': 'user'}]"},
+        {"prompt": ASK, "chosen": "2", "rejected": "3", "context": '[{"role": oops'},
     ],
 )
-def test_a_column_that_repeats_the_prompt_is_not_noted(tmp_path: Path, row: dict[str, Any]) -> None:
+def test_a_column_that_has_nothing_new_is_not_noted(tmp_path: Path, row: dict[str, Any]) -> None:
     assert load(tmp_path, row).notes == []
+
+
+def test_comparisons_that_only_look_alike_are_not_noted(tmp_path: Path) -> None:
+    ranked = [{"prompt": ASK, "completions": ["2", "3", "4"], "scores": [1, 2, n]} for n in (2, 1)]
+    sampled = [
+        {"prompt": ASK, "completion": text, "reward": float((text == "2") != (task == "b"))}
+        | {"provenance": {"task": task, "sample": 0, "model": "m"}}
+        for task in "ab"
+        for text in "23"
+    ]
+    assert load(tmp_path, *ranked).notes == load(tmp_path, *sampled).notes == []
 
 
 def test_the_prompt_of_several_turns_is_all_but_the_last_reply(tmp_path: Path) -> None:
@@ -543,12 +556,16 @@ def test_rows_that_are_no_pair_are_counted_by_kind(tmp_path: Path) -> None:
         {"prompt": ASK, "chosen": [reply("2"), user("why?")], "rejected": "3"},
         {"prompt": ASK, "chosen": "2", "rejected": "3", "margin": ""},
     ]
-    null = {"prompt": ASK, "completion_A": "2", "completion_B": "3", "label": None}
-    found = load(tmp_path, null | {"label": "A"}, null, unanswered="drop")
-    assert len(found.train) == 1 and "no score or verdict" in found.notes[0]
+    labelled = {"prompt": ASK, "completion_A": "2", "completion_B": "3", "label": "A"}
+    counted = {"prompt": ASK, "completions": ["2", "3"], "num_correct": 1}
+    liked = {"prompt": ASK, "completion": "2", "label": True}
+    for row, column in ((labelled, "label"), (counted, "num_correct"), (liked, "label")):
+        for empty in (None, ""):
+            found = load(tmp_path, row, row | {column: empty}, unanswered="drop")
+            assert len(found.train) == 1 and "no score or verdict" in found.notes[0]
     found = load(tmp_path, *rows, unanswered="drop")
     assert [task.id for task in found.train] == ["train-0", "train-6", "train-9"]
-    noted = Counter(note.split(": ")[1].split(" are")[0] for note in found.notes)
+    noted = Counter(note.split(": ")[1].split(" are")[0].split(" (")[0] for note in found.notes)
     repeats = {"1 comparisons repeat an earlier one": 1}
     assert noted == {"3 rows": 1, "2 rows": 1, "1 comparisons": 2, "2 completions": 1} | repeats
     assert all(note.rstrip(".").count(". ") == 1 for note in found.notes[:4]), "a remedy each"
@@ -730,7 +747,7 @@ BAD_ROWS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "no verdict": (
         {"prompt": ASK, "completion_A": "2", "completion_B": "3", "label": None},
         {},
-        "'label' is null.*'drop'",
+        "'label' is null or empty.*'drop'",
     ),
     "two system messages in one row": (
         {

@@ -297,7 +297,7 @@ pairs = "extremes"
 LAST = {
     kind: f'[[stages]]\nkind = "{kind}"\n{kind}.steps = 2\ndata.source = "a"\n'
     for kind in ("preference", "reward_model")
-} | {"rl": '[[stages]]\nkind = "rl"\n'}
+} | {kind: f'[[stages]]\nkind = "{kind}"\n' for kind in ("rl", "sample")}
 
 
 @pytest.mark.parametrize(
@@ -307,6 +307,8 @@ LAST = {
         (["reward_model"], ["run.patience", "trainer.learning_rate", "algorithm.beta"]),
         (["preference", "reward_model"], ["trainer.learning_rate", "algorithm.beta"]),
         (["reward_model", "rl"], []),
+        (["sample", "preference"], ["trainer.learning_rate", "algorithm.beta"]),
+        (["sample", "reward_model"], ["run.patience", "trainer.learning_rate", "algorithm.beta"]),
     ],
 )
 def test_settings_that_no_stage_reads_are_named(kinds: list[str], settings: list[str]) -> None:

@@ -213,7 +213,11 @@ def test_a_run_is_evaluated_by_what_its_stages_have_made(tmp_path: Path) -> None
     place = ("--run.dir", str(tmp_path.parent), "--run.name", tmp_path.name)
     for recipe in (*recipes, evaluate.named_recipe(f"{file}:rl", place)):
         assert recipe.environment.rewards == (f"reward_model:{model},{model}", "arithmetic")
-    assert evaluate.named_recipe(f"{file}:judge", place).data.source == "stage:drawn"
+    compared = evaluate.named_recipe(f"{file}:judge", place, scorers=True)
+    assert compared.data.source == str(stages["drawn"] / "dataset.jsonl")
+    (stages["judge"] / "artifact.json").unlink()
+    rewards = evaluate.named_recipe(f"{file}:rl", place).environment.rewards
+    assert rewards[0] == "reward_model:stage:judge,stage:judge"  # refused when it is loaded
 
 
 @pytest.mark.slow
@@ -235,7 +239,7 @@ def test_a_change_that_is_refused_is_not_recorded(run: Path, whole: Path, place:
 def test_finished_stages_are_not_overwritten_for_one(
     run: Path, whole: Path, place: Path, asked: dict[str, str]
 ) -> None:
-    with pytest.raises(UserError, match=r"its stages first, second, .* --from second makes"):
+    with pytest.raises(UserError, match=r"its stages adapted, first, .* --from second makes"):
         train_stages(staged(place), overwrite=True, **asked)
     assert result(run) == result(whole)
 

@@ -122,15 +122,32 @@ def test_a_cached_reference_is_the_frozen_one(tmp_path: Path) -> None:
 @pytest.mark.mostly_nightly(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", ["kto", "bco", "simpo", "beta_dpo"])
-def test_losses_of_other_kinds_train_and_are_evaluated(
-    tmp_path: Path, loss: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_losses_of_other_kinds_train_and_are_evaluated(tmp_path: Path, loss: str) -> None:
     logged = metrics(train(tmp_path, "preference.steps = 2", f'preference.losses = ["{loss}"]'))
     key = "liked_reward" if loss in ("kto", "bco") else "margin"
-    said = " ".join(capsys.readouterr().err.split())
-    assert ("liked are those whose grade is above the mean" in said) == (key == "liked_reward")
     assert all(f"preference/{key}" in line for line in logged)
     assert logged[-1]["preference/heldout_loss"] > 0
+
+
+@pytest.mark.slow
+def test_rankings_are_labelled_for_losses_of_single_completions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        {"prompt": f"{n}+0+0=", "completions": [str(n), "7", "8"], "scores": [3, 2, 0]}
+        for n in range(6)
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = f'data.source = "{tmp_path / "rows.jsonl"}"'
+    stage = '[[stages]]\nkind = "preference"\npreference.steps = 1\npreference.losses = ["kto"]'
+    staged = parse_staged(
+        f'run.name = "p"\n{stage}\n{source}', "p.toml", flags(tmp_path, data__heldout=2)
+    )
+    assert train_stages(staged) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "counts as liked if its grade is above the mean of its comparison" in said
+    (line,) = metrics(next((tmp_path / "p" / "stages").iterdir()))
+    assert line["preference/liked_frac"] == pytest.approx(2 / 3)
 
 
 @pytest.mark.slow

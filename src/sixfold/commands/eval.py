@@ -7,7 +7,7 @@ are evaluated on comparisons, process reward models on labelled solutions.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from ..recipe.find import shipped_recipes
 from ..recipe.hub_names import not_found
 from ..recipe.plan import make_plan
 from ..recipe.schema import ComparisonsConfig, EvalConfig, PrmConfig, Recipe, RunConfig
-from ..recipe.stages import STAGES, StagedRecipe
+from ..recipe.stages import REFERENCE, STAGES, StagedRecipe
 from ..recipe.toml import load_recipe, load_staged, split_stage
 from ..report.numbers import percent
 from ..stages.artifact import DATASET, read_artifact
@@ -108,7 +108,9 @@ def run(arguments: Sequence[str]) -> int:
                 f" sixfold eval RECIPE {' '.join(named)}"
             )
     recipe = with_model_folders(
-        recipe_of(own, given.settings) if own else named_recipe(named[0], given.settings)
+        recipe_of(own, given.settings)
+        if own
+        else named_recipe(named[0], given.settings, any(map(_is_scorer, checkpoints)))
     )
     if not checkpoints:
         raise UserError(
@@ -153,6 +155,13 @@ def run(arguments: Sequence[str]) -> int:
     return evaluate_checkpoints(recipe, checkpoints, given.against, given.out)
 
 
+def _is_scorer(model: str) -> bool:
+    """True for a reward model of either kind."""
+    from ..checkpoint.model_source import is_process_reward_model, is_reward_model
+
+    return is_reward_model(model) or is_process_reward_model(model)
+
+
 def own_recipe(text: str) -> Path | None:
     """recipe.toml of a run, from its folder or a checkpoint in it. None: it is no run."""
     folder = Path(text).expanduser()
@@ -175,25 +184,36 @@ def recipe_of(own: Path, settings: Sequence[str]) -> Recipe:
     return staged.evaluation(stage.name, str(whole), _made(staged, whole))
 
 
-def named_recipe(text: str, settings: Sequence[str]) -> Recipe:
-    """A recipe, or a stage of one. What earlier stages have made is that of the recipe's run."""
+def named_recipe(text: str, settings: Sequence[str], scorers: bool = False) -> Recipe:
+    """A recipe, or a stage of one. What earlier stages have made is that of the recipe's run.
+
+    Args:
+        text: recipe, with the name of a stage after a colon if it has stages.
+        settings: command-line flags.
+        scorers: reward models are evaluated, on the rows that the stage itself reads.
+    """
     file, name = split_stage(text)
     if not name:
         return load_recipe(text, settings)
     staged = load_staged(file, settings)
-    if staged.stages[staged.position(name, file)].row.makes == "reward_model":
-        return load_recipe(text, settings)  # evaluated on the comparisons that it names
-    run = staged.base.run
-    return staged.evaluation(name, text, _made(staged, Path(run.dir) / run.name))
+    made = _made(staged, Path(staged.base.run.dir) / staged.base.run.name)
+    stage = staged.stages[staged.position(name, file)]
+    if scorers or stage.recipe.comparisons != ComparisonsConfig():
+        return replace(stage, recipe=staged.planned(name, text)).bound(made)
+    return staged.evaluation(name, text, made)
 
 
 def _made(staged: StagedRecipe, run: Path) -> dict[str, str]:
     """Path of what each stage of a run has made, or of the dataset that it will make."""
-    folders = {stage.name: run / STAGES / stage.name for stage in staged.stages}
-    artifacts = {name: read_artifact(folder) for name, folder in folders.items()}
-    return {
-        name: str(folders[name] / (one.path if one else DATASET)) for name, one in artifacts.items()
-    }
+    found = {}
+    for stage in staged.stages:
+        folder = run / STAGES / stage.name
+        if artifact := read_artifact(folder):
+            found[stage.name] = str(folder / artifact.path)
+        else:
+            dataset = stage.row.makes == "dataset"
+            found[stage.name] = str(folder / DATASET) if dataset else REFERENCE + stage.name
+    return found
 
 
 def _note_differences(recipe: Recipe, run: str, settings: Sequence[str]) -> None:

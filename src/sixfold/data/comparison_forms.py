@@ -82,6 +82,7 @@ _VERDICTS = {
 _LIKED = {"true": 1.0, "1": 1.0, "1.0": 1.0, "false": 0.0, "0": 0.0, "0.0": 0.0}
 _SCORES = ("reward", "score", "rank")
 _SMALLER_IS_BETTER = ("rank", "ranks", "ranking", "rankings")
+_NULL = (None, "")  # JSON, CSV
 _MARGIN = ComparisonsConfig.model_fields["margin_field"].default
 
 
@@ -155,8 +156,8 @@ def completions(row: Row, columns: Columns, config: ComparisonsConfig) -> list[G
         grades: tuple[float, ...] = _verdict(row, columns.names[2], values[2])
     elif columns.form == "unpaired":
         name, label = columns.names[1], str(values[1]).lower()
-        if values[1] is None:
-            raise NoPair("unscored", f"{name!r} is null")
+        if values[1] in _NULL:
+            raise NoPair("unscored", f"{name!r} is null or empty")
         if label not in _LIKED:
             raise UserError(f"{row.where}: {name!r} must be true or false, got {values[1]!r:.60}")
         grades = (_LIKED[label],)
@@ -205,7 +206,9 @@ def _listed(
             f"{row.where}: {name!r} must be a list of completions, got {json_type(items)}"
         )
     if columns.form == "best_of":
-        right = _number(row, columns.names[1], values[1])  # CSV has text, and pandas 1.0
+        if values[1] in _NULL:
+            raise NoPair("unscored", f"{columns.names[1]!r} is empty")
+        right = _number(row, columns.names[1], values[1])  # "1" in CSV, 1.0 of pandas
         if not 0 <= right <= len(items) or right % 1:
             raise UserError(
                 f"{row.where}: 'num_correct' must be a number from 0 to {len(items)}, the number"
@@ -254,7 +257,7 @@ def _scores(row: Row, items: Sequence[Any], config: ComparisonsConfig) -> list[f
 
 
 def _items(row: Row, name: str, value: Any) -> Any:
-    """A list, which CSV holds as JSON text."""
+    """The list in a column. In CSV it is JSON text."""
     if isinstance(value, str) and value.lstrip().startswith("["):
         return parse_json(f"{row.where}: {name!r}", value)
     return value
@@ -275,8 +278,8 @@ def _score(row: Row, name: str, value: Any) -> float:
 
 def _verdict(row: Row, name: str, value: Any) -> tuple[float, float]:
     """Grades of A and B."""
-    if value is None:
-        raise NoPair("unscored", f"{name!r} is null")
+    if value in _NULL:
+        raise NoPair("unscored", f"{name!r} is null or empty")
     verdict = _VERDICTS.get(str(value).strip().lower())
     if verdict is None:
         raise UserError(

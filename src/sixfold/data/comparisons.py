@@ -142,7 +142,7 @@ def _convert(
                 made = replace(made, grades=tuple(float(grade > 0) for grade in made.grades))
             begun += _leaves_reply(row, data, made)
             aside += _leaves_prompt(row, data, made)
-            beside.update(_left_columns(row, data, made))
+            beside.update(_unread_columns(row, data, made))
             read.append(
                 (row, replace(made, id=row_id(row, data.id_field) or f"{name}-{row.number}"))
             )
@@ -164,7 +164,7 @@ def _convert(
             *_labels([one for _, one in kept] if columns.form == "unpaired" else ()),
             *_unread(len(rows), begun, aside, beside),
             *([f"{unused} margins are not read, see reward_model.margin"] if unused else ()),
-            *_repeated([one for _, one in kept]),
+            *(_repeated(kept) if columns.form != "scored" else ()),  # tasks may share a prompt
         )
     ]
     if not kept:
@@ -209,21 +209,27 @@ def _labels(single: Sequence[Comparison]) -> Iterator[str]:
         yield f"all {len(single)} completions have the label {str(grades == {1.0}).lower()}"
 
 
-def _repeated(comparisons: Sequence[Comparison]) -> Iterator[str]:
-    """Notes on comparisons of the same completions of one prompt."""
-    seen: dict[tuple[str, frozenset[str]], list[tuple[float, str]]] = {}
-    equal = other = 0
-    for one in comparisons:
-        ranks = [sorted(set(one.grades)).index(grade) for grade in one.grades]
-        places = one.grades if len(ranks) == 1 else ranks  # a single one has a label
-        order = sorted(zip(places, map(_text, one.completions), strict=True))
-        key = (one.prompt_key, frozenset(text for _, text in order))
-        equal += seen.get(key) == order
-        other += seen.setdefault(key, order) != order
-    if equal:
-        yield f"{equal} comparisons repeat an earlier one"
-    if other:
-        yield f"{other} comparisons contradict an earlier one: the same completions, in other order"
+def _repeated(kept: Sequence[tuple[Row, Comparison]]) -> Iterator[str]:
+    """Notes on comparisons of the same completions of one prompt, with the first such row."""
+    seen: dict[int, int] = {}  # hashes: the texts take memory
+    repeats, contradictions = list[Row](), list[Row]()
+    for row, one in kept:
+        texts = [_text(reply) for reply in one.completions]
+        ranked = sorted(zip(one.grades, texts, strict=True))
+        order = hash((one.grades if len(texts) == 1 else (), tuple(text for _, text in ranked)))
+        key = hash((one.prompt_key, frozenset(texts)))
+        if key in seen and seen[key] == order:
+            repeats.append(row)
+        elif key in seen and len(texts) < 3:  # longer rankings may differ in ties
+            contradictions.append(row)
+        seen.setdefault(key, order)
+    if repeats:
+        yield f"{len(repeats)} comparisons repeat an earlier one (the first: {repeats[0].where})"
+    if contradictions:
+        yield (
+            f"{len(contradictions)} comparisons contradict an earlier one of the same completions"
+            f" (the first: {contradictions[0].where}). Leave out one of them"
+        )
 
 
 def _unread(rows: int, begun: int, aside: int, beside: Mapping[str, int]) -> Iterator[str]:
@@ -232,7 +238,7 @@ def _unread(rows: int, begun: int, aside: int, beside: Mapping[str, int]) -> Ite
     Args:
         begun: rows that `_leaves_reply` counts.
         aside: rows that `_leaves_prompt` counts.
-        beside: rows by column that `_left_columns` finds.
+        beside: rows by column that `_unread_columns` finds.
     """
     if aside:
         yield (
@@ -241,8 +247,8 @@ def _unread(rows: int, begun: int, aside: int, beside: Mapping[str, int]) -> Ite
         )
     for name, count in beside.items():
         yield (
-            f"{count} of {rows} rows have a text in {name!r} that is not in the prompt. It is not"
-            " read"
+            f"{count} of {rows} rows have a text in {name!r} that is not in the prompt column. It"
+            " is not read"
         )
     if begun:
         remedy = " (data.prompt_form = 'continued': the completions continue it)"
@@ -320,7 +326,7 @@ def row_comparison(
     form = task_form(data)
     if form != "messages":
         replies = [_as_text(row, reply, form) for reply in replies]
-    system = {SYSTEM: row.fields[SYSTEM]} if SYSTEM in row.fields else {}
+    system = {name: value for name, value in row.fields.items() if name == SYSTEM}
     told = task_prompt(replace(row, fields={**system, data.prompt_field: prompt}), data)
     if isinstance(told, str) and not all(isinstance(reply, str) for reply in replies):
         told = (Message(role="user", content=told),)
@@ -402,24 +408,28 @@ def _leaves_reply(row: Row, data: DataConfig, made: Comparison) -> bool:
 def _leaves_prompt(row: Row, data: DataConfig, made: Comparison) -> bool:
     """True if a text in the prompt column is no part of the conversations that are read."""
     name = _prompt_column(row, data)
-    return name is not None and not isinstance(made.prompt, str) and _leaves(row, name, made)
-
-
-def _leaves(row: Row, name: str, made: Comparison) -> bool:
-    """True if a column has a text that is not in the prompt."""
-    value = stored_messages(row.where, column_value(row, name))
-    if not isinstance(value, str) or is_dialogue(value):
+    if name is None or isinstance(made.prompt, str):
         return False
-    told = made.prompt
-    said = told if isinstance(told, str) else "\n".join(message["content"] for message in told)
-    return _lines(row, value).strip() not in _lines(row, said)
+    return _is_outside(made.prompt, column_value(row, name))
 
 
-def _left_columns(row: Row, data: DataConfig, made: Comparison) -> list[str]:
-    """Columns of other names for a prompt, or a part of one, that are not in the prompt."""
-    names = dict.fromkeys((data.prompt_field, *_PROMPTS, "input"))
+def _unread_columns(row: Row, data: DataConfig, made: Comparison) -> list[str]:
+    """Columns of other names for a prompt, or a part of one, with a text that is not in it."""
     read = _prompt_column(row, data)
-    return [name for name in names if read and name != read and _leaves(row, name, made)]
+    if read is None:
+        return []
+    names = dict.fromkeys((data.prompt_field, *_PROMPTS, "input"))
+    return [
+        name for name in names if name != read and _is_outside(made.prompt, column_value(row, name))
+    ]
+
+
+def _is_outside(prompt: str | Sequence[Message], value: Any) -> bool:
+    """True for a text that is not in the prompt. White space is not compared."""
+    if not isinstance(value, str) or is_dialogue(value) or value.lstrip()[:1] in ("[", "{"):
+        return False
+    whole = prompt if isinstance(prompt, str) else "\n".join(one["content"] for one in prompt)
+    return " ".join(value.split()) not in " ".join(whole.split())
 
 
 def _lines(row: Row, text: str) -> str:

@@ -364,9 +364,11 @@ def check_free(directory: Path, name: str, overwrite: bool = False) -> None:
     if entries and not overwrite:
         step, stages = run.last_step(), len(list(run.path.glob(f"stages/*/{ARTIFACT}")))
         progress = "no step finished" if step is None else f"step {step}"
-        for stage in run.stages:
-            if (step := RunFolder(stage).last_step()) is not None:
-                progress = f"step {step} of stage {stage.name}"
+        begun = sorted(
+            run.path.glob("stages/*/metrics.jsonl"), key=lambda path: path.stat().st_mtime
+        )
+        if begun and (step := RunFolder(begun[-1].parent).last_step()) is not None:
+            progress = f"step {step} of stage {begun[-1].parent.name}"
         if stages:
             progress = f"{stages} finished stage{'s' * (stages > 1)}"
         older = (

@@ -61,8 +61,11 @@ class TrainedLora:
         return {file_name(name): p for name, p in self.model.named_parameters() if is_lora(name)}
 
     def adds_nothing(self) -> bool:
-        """True before the first update: B = 0. A DoRA adapter rescales, so False for it."""
-        ups = (layer.lora_B[NAME].weight for layer in self.layers.values())
+        """True before the first update: B = 0. False for DoRA, which rescales the weights too.
+
+        If the matrices are sharded, all ranks must call this at the same time.
+        """
+        ups = [_whole(layer.lora_B[NAME].weight) for layer in self.layers.values()]
         return not self.config.dora and not any(bool(up.any()) for up in ups)
 
     @torch.no_grad()

@@ -425,6 +425,10 @@ def _form(sampled: Stage, where: str) -> str:
     return forms.pop()
 
 
+_SOLVED = ("run.patience", "run.target_accuracy", "checkpoint.keep_best")
+"""Settings that compare shares of solved held-out tasks."""
+
+
 def _check_own(key: str, kind: str, where: str) -> None:
     """Refuse settings that a stage cannot have.
 
@@ -445,12 +449,14 @@ def _check_own(key: str, kind: str, where: str) -> None:
 
 
 def unread(staged: StagedRecipe) -> list[str]:
-    """Settings above the stages that no stage reads, each with what would be right for the last."""
+    """Notes on settings above the stages that no stage reads, with a remedy for the last stage."""
     found = []
+    trained = [stage for stage in staged.stages if stage.row.makes != "dataset"] or staged.stages
     for key, value in settings_of(staged.base).items():
         if value == knobs()[key].default or key.startswith("comparisons."):  # read by sixfold eval
             continue
-        reasons = [_why_unread(key, stage.kind) for stage in staged.stages]
+        stages = trained if key in _SOLVED or key.startswith("trainer.") else staged.stages
+        reasons = [_why_unread(key, stage.kind) for stage in stages]
         if reasons and all(reasons):
             found.append(f"no stage reads {key}: {reasons[-1]}")
     return found
@@ -462,8 +468,7 @@ def _why_unread(key: str, kind: str) -> str:
     if key == "run.steps" != row.steps:
         instead = f"Set {row.steps}" if row.steps else "Leave it out"
         return f"run.steps counts the steps of RL. {instead}"
-    solved = ("run.patience", "run.target_accuracy", "checkpoint.keep_best")
-    if key in solved and row.makes == "reward_model":
+    if key in _SOLVED and row.makes == "reward_model":
         return (
             f"{key} compares shares of solved held-out tasks, and a reward model solves none."
             " Remove it"

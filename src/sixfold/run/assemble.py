@@ -172,7 +172,7 @@ class Assembly:
     def policy_hash(self) -> str:
         """Hash of the policy's weights. An adapter that adds nothing leaves that of its base."""
         lora = self.policy.lora
-        if lora and not self.shards and lora.adds_nothing():
+        if lora and lora.adds_nothing():
             return weights_hash(lora.base.state_dict())
         return weights_hash(self.whole_policy.weights())
 

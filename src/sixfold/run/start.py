@@ -144,7 +144,7 @@ def run_work(
         resume: folder of the run to resume.
         overwrite: replace an earlier run of the same name.
         given: objects given from Python.
-        accepted: called before the recipe is recorded, as nothing has refused it. None: nothing is.
+        accepted: called when nothing can refuse the recipe any more. None: nothing is.
         after: called when the work is done. None: nothing is.
 
     Returns:
@@ -201,7 +201,7 @@ def run_work(
             )
             stack.callback(assembly.close)
             work.load(assembly)
-            _check_accuracy(work, assembly)
+            _refuse_accuracy_limits(work, assembly)
             inputs = inputs_of(assembly, given.reward, work.algorithm, work.examples)
             state = _state_of(checkpoint, inputs, progress)
             run = _tried_folder(stack, run, assembly, resume is None, overwrite, progress)
@@ -232,7 +232,7 @@ def _stop_with_launcher() -> None:
         signal_on_death_of_parent(signal.SIGTERM)
 
 
-def _check_accuracy(work: Work, assembly: Assembly) -> None:
+def _refuse_accuracy_limits(work: Work, assembly: Assembly) -> None:
     """Refuse settings that compare shares of solved held-out tasks, where there are none."""
     if not work.trains or work.own_model or assembly.tasks.heldout:
         return

@@ -28,7 +28,7 @@ from ..data.task_set import TaskSet, apart_from_heldout
 from ..environment.named import load_object
 from ..errors import UserError
 from ..files.durable import disk_errors, faultpoint, write_text_atomic
-from ..files.folder import MARKER, RunFolder, create_run, open_run, recover
+from ..files.folder import ARTIFACT, MARKER, RunFolder, create_run, open_run, recover
 from ..ranks import Ranks, together
 from ..recipe.dump import flat
 from ..recipe.read_stages import unread
@@ -252,6 +252,7 @@ class StagedRun:
     def _publish(self, stage: Stage) -> None:
         if self._ranks.rank:
             return
+        self.record()
         publish(self.folder_of(stage.name), stage, stage.row.makes, self._inputs(stage, []))
         write_table(self._folder, self._staged)
 
@@ -314,7 +315,7 @@ def train_stages(
             if first:
                 stages.replace(chosen)
             if not earlier or overwrite or first:
-                stages.record()  # otherwise when the stage that goes on has accepted the recipe
+                stages.record()  # of a resumed run: once a stage has accepted the recipe
         ranks.barrier("the folder of the stages")
         stages = StagedRun(staged, folder, ranks, say)
         code = stages.go(chosen)
@@ -329,12 +330,13 @@ def train_stages(
 
 
 def _check_nothing_lost(folder: Path, stage: str) -> None:
-    """Refuse to replace a run with finished stages by one of which only some stages are made."""
-    made = [path.name for path in RunFolder(folder).stages if read_artifact(path)]
+    """Refuse --overwrite for some stages, which would delete all finished ones."""
+    made = sorted(path.parent.name for path in folder.glob(f"{STAGES}/*/{ARTIFACT}"))
     if made:
         raise UserError(
             f"--overwrite replaces the whole run {folder}, and its stages {', '.join(made)} are"
-            f" finished. Leave it out: --from {stage} makes that stage and those after it again"
+            f" finished. Leave it out: --only {stage} makes a stage that is not finished, --from"
+            f" {stage} makes it and those after it again"
         )
 
 

@@ -107,10 +107,10 @@ def _examples(assembly: Assembly) -> Examples:
             f"preference.losses: {', '.join(own.losses)} takes pairs, but the data has single"
             " completions with a label. Use kto, bco, apo_zero_unpaired or outcome"
         )
-    if not examples.unpaired and any(row.unpaired for row, _, _ in resolve_losses(own)):
+    if examples.ranked and any(row.unpaired for row, _, _ in resolve_losses(own)):
         examples.notes.append(
-            f"{', '.join(own.losses)} takes single completions: liked are those whose grade is"
-            " above the mean of their comparison"
+            f"{own.losses[0]} reads single completions: one counts as liked if its grade is above"
+            " the mean of its comparison"
         )
     return examples
 

@@ -61,6 +61,7 @@ class PreferenceExamples:
         steps_per_epoch: steps of a pass over the comparisons. 0 if sources are drawn by weight.
         sampled: True if some comparison says which weights sampled it.
         unpaired: True if some group has one completion, whose reward says whether it is liked.
+        ranked: True if some group has more than two completions.
         cut_frac: share of the training pairs with a side whose end was cut (of completions, if
             there are no pairs).
 
@@ -107,6 +108,7 @@ class PreferenceExamples:
             )
         self.sampled = any(isinstance(task, Comparison) and task.model for task in kept)
         self.unpaired = any(len(one.completions) == 1 for one in self._stored.values())
+        self.ranked = any(len(one.completions) > 2 for one in self._stored.values())
         self.cut_frac = _cut_frac(self._stored.values())
         digest = hashlib.sha256()
         for one in self._stored.values():
