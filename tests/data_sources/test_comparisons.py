@@ -438,7 +438,7 @@ def test_what_is_not_read_is_noted(tmp_path: Path, rows: list[dict[str, Any]], n
     [
         ULTRAFEEDBACK | {"instruction": ASK, "context": ""},
         {"prompt": ASK, "messages": [user(ASK), reply("2")], "chosen": "2", "rejected": "3"},
-        {"prompt": f"{ASK}\nin  words", "input": "in words", "chosen": "2", "rejected": "3"},
+        {"prompt": f"{ASK}\nin  words", "input": "in\nwords", "chosen": "2", "rejected": "3"},
         {"prompt": ASK, "chosen": "2", "rejected": "3", "messages": "[{'role': 'user'}]"},
         {"prompt": ASK, "chosen": "2", "rejected": "3", "context": '[{"role": oops'},
     ],

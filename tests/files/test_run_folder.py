@@ -95,6 +95,7 @@ def test_an_existing_run_is_refused_with_its_progress_and_untouched(tmp_path: Pa
     for stage, step in (("pretrain", 30), ("sft", 4)):
         folder = run.path / "stages" / stage
         (folder / "metrics.jsonl").write_text(f'{{"step": {step}}}\n')
+        os.utime(folder / "metrics.jsonl", (100 - step, 100 - step))  # the second is newer
         with pytest.raises(UserError, match=rf"already holds a run \(step {step} of stage {stage}"):
             create_run(tmp_path, "demo")
     (run.path / "stages" / "pretrain" / "artifact.json").touch()
