@@ -22,6 +22,7 @@ from transformers import (
     pipeline,
 )
 
+from sixfold.checkpoint.model_source import is_process_reward_model, is_reward_model
 from sixfold.errors import UserError
 from sixfold.model.loading import load_policy
 from sixfold.model.scalar_head import check_causal, scalar_head
@@ -218,3 +219,19 @@ def test_a_bad_calibration_is_refused(key: str, value: Any, error: str, tmp_path
     config.write_text(json.dumps(json.loads(config.read_text()) | {key: value}))
     with pytest.raises(UserError, match=error):
         load_reward_model(str(tmp_path), "cpu")
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"architectures": null}', "{}"])
+def test_a_folder_without_classes_is_no_reward_model(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    assert not is_reward_model(str(tmp_path))
+
+
+def test_an_architecture_that_transformers_does_not_know_may_be_a_reward_model(
+    tmp_path: Path,
+) -> None:
+    """As `minigpt`, which is registered only when a model is loaded."""
+    classes = ["OwnForSequenceClassification"]
+    config = {"model_type": "known_to_nobody", "architectures": classes}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert is_reward_model(str(tmp_path)) and not is_process_reward_model(str(tmp_path))

@@ -5,6 +5,7 @@ Every command uses this module.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -110,13 +111,14 @@ def architectures(model: str) -> list[str]:
     """Classes that a model's config.json names. [] if there is none."""
     from transformers import AutoConfig
 
-    if Path(model).is_dir() and not (Path(model) / "config.json").is_file():
-        return []
     try:
-        config: Any = AutoConfig.from_pretrained(model, trust_remote_code=False)
-    except (OSError, ValueError, KeyError):
+        if Path(model).is_dir():  # as it is: transformers may not know the architecture
+            named = json.loads((Path(model) / "config.json").read_bytes()).get("architectures")
+        else:
+            named = AutoConfig.from_pretrained(model, trust_remote_code=False).architectures
+    except (OSError, ValueError, KeyError, AttributeError):
         return []
-    return list(config.architectures or ())
+    return list(named or ())
 
 
 def with_model_folders(recipe: Recipe) -> Recipe:
