@@ -213,7 +213,9 @@ def test_a_run_is_evaluated_by_what_its_stages_have_made(tmp_path: Path) -> None
     place = ("--run.dir", str(tmp_path.parent), "--run.name", tmp_path.name)
     for recipe in (*recipes, evaluate.named_recipe(f"{file}:rl", place)):
         assert recipe.environment.rewards == (f"reward_model:{model},{model}", "arithmetic")
-    compared = evaluate.named_recipe(f"{file}:judge", place, scorers=True)
+    model.mkdir(parents=True)
+    (model / "config.json").write_text('{"architectures": ["AForSequenceClassification"]}')
+    compared = evaluate.named_recipe(f"{file}:judge", place, [str(model)])
     assert compared.data.source == str(stages["drawn"] / "dataset.jsonl")
     (stages["judge"] / "artifact.json").unlink()
     rewards = evaluate.named_recipe(f"{file}:rl", place).environment.rewards

@@ -110,7 +110,7 @@ def run(arguments: Sequence[str]) -> int:
     recipe = with_model_folders(
         recipe_of(own, given.settings)
         if own
-        else named_recipe(named[0], given.settings, any(map(_is_scorer, checkpoints)))
+        else named_recipe(named[0], given.settings, checkpoints)
     )
     if not checkpoints:
         raise UserError(
@@ -155,13 +155,6 @@ def run(arguments: Sequence[str]) -> int:
     return evaluate_checkpoints(recipe, checkpoints, given.against, given.out)
 
 
-def _is_scorer(model: str) -> bool:
-    """True for a reward model of either kind."""
-    from ..checkpoint.model_source import is_process_reward_model, is_reward_model
-
-    return is_reward_model(model) or is_process_reward_model(model)
-
-
 def own_recipe(text: str) -> Path | None:
     """recipe.toml of a run, from its folder or a checkpoint in it. None: it is no run."""
     folder = Path(text).expanduser()
@@ -184,21 +177,24 @@ def recipe_of(own: Path, settings: Sequence[str]) -> Recipe:
     return staged.evaluation(stage.name, str(whole), _made(staged, whole))
 
 
-def named_recipe(text: str, settings: Sequence[str], scorers: bool = False) -> Recipe:
+def named_recipe(text: str, settings: Sequence[str], models: Sequence[str] = ()) -> Recipe:
     """A recipe, or a stage of one. What earlier stages have made is that of the recipe's run.
 
     Args:
         text: recipe, with the name of a stage after a colon if it has stages.
         settings: command-line flags.
-        scorers: reward models are evaluated, on the rows that the stage itself reads.
+        models: what is evaluated. Reward models read the rows of the stage, policies its tasks.
     """
+    from ..checkpoint.model_source import is_process_reward_model, is_reward_model
+
     file, name = split_stage(text)
     if not name:
         return load_recipe(text, settings)
     staged = load_staged(file, settings)
     made = _made(staged, Path(staged.base.run.dir) / staged.base.run.name)
     stage = staged.stages[staged.position(name, file)]
-    if scorers or stage.recipe.comparisons != ComparisonsConfig():
+    scored = any(is_reward_model(model) or is_process_reward_model(model) for model in models)
+    if scored or stage.recipe.comparisons != ComparisonsConfig():
         return replace(stage, recipe=staged.planned(name, text)).bound(made)
     return staged.evaluation(name, text, made)
 

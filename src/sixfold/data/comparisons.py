@@ -554,7 +554,7 @@ def _distinct(comparison: Comparison) -> Comparison:
 
 
 def _text(reply: Reply) -> str:
-    """What tells replies apart."""
+    """Replies with the same text are equal."""
     return reply.strip() if isinstance(reply, str) else json.dumps(reply, sort_keys=True)
 
 
