@@ -178,7 +178,7 @@ def recipe_of(own: Path, settings: Sequence[str]) -> Recipe:
 
 
 def named_recipe(text: str, settings: Sequence[str], models: Sequence[str] = ()) -> Recipe:
-    """A recipe, or a stage of one. What earlier stages have made is that of the recipe's run.
+    """Read a recipe, or one stage of it. Results of earlier stages come from the recipe's run.
 
     Args:
         text: recipe, with the name of a stage after a colon if it has stages.
@@ -200,7 +200,11 @@ def named_recipe(text: str, settings: Sequence[str], models: Sequence[str] = ())
 
 
 def _made(staged: StagedRecipe, run: Path) -> dict[str, str]:
-    """Path of what each stage of a run has made, or of the dataset that it will make."""
+    """Path of each stage's result, by the stage's name.
+
+    A dataset that is not finished has the path at which it will be. A model has none yet: its name
+    remains `stage:NAME`, which is refused where it is loaded.
+    """
     found = {}
     for stage in staged.stages:
         folder = run / STAGES / stage.name

@@ -257,7 +257,7 @@ def _scores(row: Row, items: Sequence[Any], config: ComparisonsConfig) -> list[f
 
 
 def _items(row: Row, name: str, value: Any) -> Any:
-    """The list in a column. In CSV it is JSON text."""
+    """The list that a column holds. CSV files hold lists as JSON text."""
     if isinstance(value, str) and value.lstrip().startswith("["):
         return parse_json(f"{row.where}: {name!r}", value)
     return value

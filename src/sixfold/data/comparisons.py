@@ -210,7 +210,7 @@ def _labels(single: Sequence[Comparison]) -> Iterator[str]:
 
 
 def _repeated(kept: Sequence[tuple[Row, Comparison]]) -> Iterator[str]:
-    """Notes on comparisons of the same completions of one prompt, with the first such row."""
+    """Notes that count repeated and contradictory comparisons, and name the first of each."""
     seen: dict[int, int] = {}  # hashes: the texts take memory
     repeats, contradictions = list[Row](), list[Row]()
     for row, one in kept:
@@ -414,7 +414,9 @@ def _leaves_prompt(row: Row, data: DataConfig, made: Comparison) -> bool:
 
 
 def _unread_columns(row: Row, data: DataConfig, made: Comparison) -> list[str]:
-    """Columns of other names for a prompt, or a part of one, with a text that is not in it."""
+    """Columns beside the prompt column that often hold a part of the prompt, and whose text is not
+    in the prompt.
+    """
     read = _prompt_column(row, data)
     if read is None:
         return []
@@ -554,7 +556,7 @@ def _distinct(comparison: Comparison) -> Comparison:
 
 
 def _text(reply: Reply) -> str:
-    """Replies with the same text are equal."""
+    """The text by which replies are compared."""
     return reply.strip() if isinstance(reply, str) else json.dumps(reply, sort_keys=True)
 
 

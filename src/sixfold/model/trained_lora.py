@@ -61,7 +61,9 @@ class TrainedLora:
         return {file_name(name): p for name, p in self.model.named_parameters() if is_lora(name)}
 
     def adds_nothing(self) -> bool:
-        """True before the first update: B = 0. False for DoRA, which rescales the weights too.
+        """True while the adapter changes no output: before the first update, B is 0.
+
+        Always False for DoRA, whose rescaling is not checked.
 
         If the matrices are sharded, all ranks must call this at the same time.
         """

@@ -449,7 +449,7 @@ def _check_own(key: str, kind: str, where: str) -> None:
 
 
 def unread(staged: StagedRecipe) -> list[str]:
-    """Notes on settings above the stages that no stage reads, with a remedy for the last stage."""
+    """A note on each setting outside [[stages]] that no stage reads, with what to do about it."""
     found = []
     trained = [stage for stage in staged.stages if stage.row.makes != "dataset"] or staged.stages
     for key, value in settings_of(staged.base).items():
@@ -463,7 +463,7 @@ def unread(staged: StagedRecipe) -> list[str]:
 
 
 def _why_unread(key: str, kind: str) -> str:
-    """Why a stage does not read a setting, and what would be right. Empty if it does."""
+    """Why stages of a kind do not read a setting, and what to do. Empty if they read it."""
     row = kind_row(kind)
     if key == "run.steps" != row.steps:
         instead = f"Set {row.steps}" if row.steps else "Leave it out"

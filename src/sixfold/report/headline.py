@@ -83,7 +83,7 @@ def header(run: RunRecord) -> Header:
 
 
 def _algorithm(run: RunRecord) -> str:
-    """Name of the algorithm. A stage that samples nothing has none, though its recipe names one."""
+    """Name of the algorithm. "" for stages without sampling, which do not use the recipe's."""
     sampled = not run.metrics or run.series("reward/mean")
     return _text(table(run.recipe, "algorithm").get("name")) if sampled else ""
 

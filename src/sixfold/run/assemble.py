@@ -170,7 +170,7 @@ class Assembly:
         return replace(self.policy, model=cast(PreTrainedModel, self.engine.runner.model.module))
 
     def policy_hash(self) -> str:
-        """Hash of the policy's weights. An adapter that adds nothing leaves that of its base."""
+        """Hash of the policy's weights: of the base alone, while an adapter changes no output."""
         lora = self.policy.lora
         if lora and lora.adds_nothing():
             return weights_hash(lora.base.state_dict())

@@ -144,7 +144,7 @@ def run_work(
         resume: folder of the run to resume.
         overwrite: replace an earlier run of the same name.
         given: objects given from Python.
-        accepted: called when nothing can refuse the recipe any more. None: nothing is.
+        accepted: called once all checks have passed, before the recipe is recorded.
         after: called when the work is done. None: nothing is.
 
     Returns:
@@ -318,7 +318,12 @@ def _context(
     started: float,
     accepted: Callable[[], None] | None,
 ) -> RunContext:
-    """What the stages of a run share. started, accepted: as in `run_work`."""
+    """What the stages of a run share.
+
+    Args:
+        started: time.perf_counter() when this process began the run.
+        accepted: as in `run_work`.
+    """
 
     def warn(text: str) -> None:
         context.warn(text)

@@ -67,7 +67,7 @@ class StagedRun:
         self._say = say
 
     def record(self) -> None:
-        """Write the recipe and the versions of the whole run."""
+        """Write recipe.toml, and environment.json with the versions, of the whole run."""
         run = RunFolder(self._folder)
         write_text_atomic(run.recipe, self._staged.dump())
         run.write_environment(sys.argv, {})
@@ -315,7 +315,7 @@ def train_stages(
             if first:
                 stages.replace(chosen)
             if not earlier or overwrite or first:
-                stages.record()  # of a resumed run: once a stage has accepted the recipe
+                stages.record()  # a resumed run does so when a stage accepts the recipe
         ranks.barrier("the folder of the stages")
         stages = StagedRun(staged, folder, ranks, say)
         code = stages.go(chosen)
@@ -330,7 +330,7 @@ def train_stages(
 
 
 def _check_nothing_lost(folder: Path, stage: str) -> None:
-    """Refuse --overwrite for some stages, which would delete all finished ones."""
+    """Refuse --overwrite together with --only or --from if it would delete finished stages."""
     made = sorted(path.parent.name for path in folder.glob(f"{STAGES}/*/{ARTIFACT}"))
     if made:
         raise UserError(
